@@ -1,0 +1,1 @@
+"""A sidecar beside each LLM engine: relay, observe, break."""

@@ -1,0 +1,1 @@
+"""The aiohttp app for operators: health, metrics, breakers, routes, sessions, drain."""

@@ -1,0 +1,1 @@
+"""Decisions, pure: time and chance are arguments."""

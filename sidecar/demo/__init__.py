@@ -1,0 +1,1 @@
+"""Simulated engines with scripted faults, for the demo, tests, load tests and benchmarks."""

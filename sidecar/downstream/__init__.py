@@ -1,0 +1,1 @@
+"""The client's side: listener, protocol, reply with back-pressure, drain."""

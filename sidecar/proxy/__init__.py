@@ -1,0 +1,1 @@
+"""The request path: the order of stages, and the ports it needs."""

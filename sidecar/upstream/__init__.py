@@ -1,0 +1,1 @@
+"""The engines' side: pool, one exchange, a deadline per phase, health checks."""

@@ -1,0 +1,1 @@
+"""Bytes to events and back, pure: SSE, headers, the few body fields we read."""

@@ -1,0 +1,1 @@
+"""Tests against the real vLLM on a CPU; `make test-engines` runs them, nothing else does."""
