@@ -1,0 +1,219 @@
+"""The few facts we read of a whole JSON answer: error, usage, why it ended.
+
+Engines disagree on what an error looks like, so all shapes met are read here and nowhere else:
+`{"error": {...}}`, `{"error": "text"}`, flat `{"object": "error", ...}` and `{"type": "error", ...}`,
+`{"detail": ...}`, `{"message": ...}`; and, where the status already says that it failed, an event stream of one error
+event, or plain text.
+"""
+
+import json
+
+import msgspec
+
+from sidecar.wire.call import Api
+
+_TEXT_LIMIT = 512
+"""Characters kept of an error message: it goes to a log line, and engines echo prompts in theirs."""
+
+
+class AnswerError(msgspec.Struct, frozen=True):
+    """An error as an engine words it. `type` is empty and `code` None where it names none."""
+
+    message: str
+    type: str = ""
+    code: int | str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens as the engine counts them; None where it does not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a whole body says. `malformed`: it is neither the JSON object that its API promises nor an error."""
+
+    error: AnswerError | None = None
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    malformed: bool = False
+
+
+class UsageBody(msgspec.Struct, frozen=True, gc=False):
+    """`usage` in any API's words."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True, gc=False):
+    finish_reason: str | None = None
+
+
+class _Incomplete(msgspec.Struct, frozen=True, gc=False):
+    reason: str | None = None
+
+
+class _Body(msgspec.Struct, frozen=True, rename={"kind": "object"}):
+    error: object = None
+    kind: object = None
+    type: object = None
+    detail: object = None
+    message: object = None
+    code: object = None
+    choices: list[_Choice] | None = None
+    output: msgspec.Raw = msgspec.Raw()
+    content: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.Raw()
+    usage: UsageBody | None = None
+    status: str | int | None = None
+    stop_reason: str | None = None
+    incomplete_details: _Incomplete | None = None
+
+
+_body = msgspec.json.Decoder(_Body).decode
+
+
+def read_answer(api: Api | None, body: bytes, *, status: int = 200) -> Answer:
+    """Reads a whole non-stream body; never raises.
+
+    `api` None is an answer to something that is no inference. `status` decides how far an error is looked for: bare
+    `detail` and `message` members are an error where the status says so, or where an inference answer lacks all that
+    its API promises; in somebody else's 200 they are data.
+    """
+    failed = status >= 400
+    try:
+        parsed = _body(body)
+    except (msgspec.DecodeError, RecursionError):
+        return Answer(error=read_error(body) if failed else _strict_error(body), malformed=True)
+    whole = _is_whole(api, parsed)
+    soft = failed or not (whole or api is None or api is Api.OTHER)
+    error = _error_of(parsed.error, parsed.kind, parsed.type, parsed.code, parsed.message, parsed.detail, soft=soft)
+    return Answer(
+        error=error,
+        usage=usage_of(parsed.usage),
+        finish_reason=_finish_of(parsed),
+        malformed=not whole and error is None and not failed,
+    )
+
+
+def read_error(body: bytes, *, soft: bool = True) -> AnswerError | None:
+    """The error that `body` tells, in any shape; None for an empty body.
+
+    With `soft`, whatever the body is, it is an error: bare members, an event stream or plain text are read too.
+    Without it only what names itself an error is one.
+    """
+    text = body.strip()
+    if soft and text.startswith((b"data:", b"event:")):
+        # A stream whose first event failed: the status was changed, the media type was not.
+        lines = [line[5:].strip() for line in text.splitlines() if line.startswith(b"data:")]
+        text = lines[0] if lines else text
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return AnswerError(text[:_TEXT_LIMIT].decode("utf-8", "replace")) if soft and text else None
+    if isinstance(parsed, dict):
+        get = parsed.get
+        return _error_of(
+            get("error"), get("object"), get("type"), get("code"), get("message"), get("detail"), soft=soft
+        )
+    return AnswerError(_text(parsed)) if soft and parsed else None
+
+
+def usage_of(body: UsageBody | None, before: Usage | None = None) -> Usage | None:
+    """`body` in our words; what it leaves out stays as it was `before`."""
+    if body is None:
+        return before
+    prompt = body.prompt_tokens if body.prompt_tokens is not None else body.input_tokens
+    completion = body.completion_tokens if body.completion_tokens is not None else body.output_tokens
+    if before is not None:
+        prompt = before.prompt_tokens if prompt is None else prompt
+        completion = before.completion_tokens if completion is None else completion
+    return Usage(prompt, completion)
+
+
+def error_from(value: object) -> AnswerError:
+    """An error object's (or text's) words, whatever its shape."""
+    if isinstance(value, dict):
+        inner = value.get("error")
+        if inner and "message" not in value:
+            return error_from(inner)
+        message = value.get("message") or value.get("msg") or value.get("detail")
+        return AnswerError(_text(message if message else value), _name(value.get("type")), _code(value.get("code")))
+    return AnswerError(_text(value))
+
+
+def _error_of(
+    error: object, kind: object, type_: object, code: object, message: object, detail: object, *, soft: bool
+) -> AnswerError | None:
+    if error:
+        found = error_from(error)
+        # A text beside its own type and code: `{"error": "no such model", "code": 404}`.
+        return AnswerError(
+            found.message, found.type or _flat_name(type_), _code(code) if found.code is None else found.code
+        )
+    if kind == "error" or type_ == "error":
+        return AnswerError(_text(message or detail), _flat_name(type_), _code(code))
+    if soft and (message or detail):
+        inner = detail if isinstance(detail, dict) else None
+        if inner is not None and not message:
+            return error_from(inner)
+        return AnswerError(_text(message or detail), _flat_name(type_), _code(code))
+    return None
+
+
+def _strict_error(body: bytes) -> AnswerError | None:
+    return read_error(body, soft=False) if b'"error"' in body else None
+
+
+def _is_whole(api: Api | None, body: _Body) -> bool:
+    match api:
+        case Api.CHAT | Api.COMPLETIONS:
+            return body.choices is not None
+        case Api.RESPONSES:
+            return bool(bytes(body.output)) or body.status is not None
+        case Api.MESSAGES:
+            return bool(bytes(body.content))
+        case Api.EMBEDDINGS:
+            return bool(bytes(body.data))
+        case Api.OTHER | None:
+            return True
+
+
+def _finish_of(body: _Body) -> str | None:
+    if body.choices:
+        return next((choice.finish_reason for choice in reversed(body.choices) if choice.finish_reason), None)
+    if body.stop_reason:
+        return body.stop_reason
+    if body.incomplete_details is not None and body.incomplete_details.reason:
+        return body.incomplete_details.reason
+    return body.status if isinstance(body.status, str) else None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value[:_TEXT_LIMIT]
+    if value is None:
+        return ""
+    return json.dumps(value, default=str, ensure_ascii=False)[:_TEXT_LIMIT]
+
+
+def _name(value: object) -> str:
+    return value[:_TEXT_LIMIT] if isinstance(value, str) else ""
+
+
+def _flat_name(value: object) -> str:
+    return "" if value == "error" else _name(value)
+
+
+def _code(value: object) -> int | str | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else value[:_TEXT_LIMIT]
+    return None

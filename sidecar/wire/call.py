@@ -1,0 +1,206 @@
+"""What a request asks for: which API it speaks, and the few body fields that routing and limits read.
+
+The body is decoded once into a typed struct; everything else in it is skipped, neither built nor judged: the engine
+is the judge of its own fields. For the fields that we do read we take what engines take (pydantic's lax mode: `"5"`
+and `5.0` are integers, `"true"` and `1` are booleans), because a sidecar that is stricter than its engine breaks
+clients that work.
+"""
+
+import json
+from enum import StrEnum
+from types import MappingProxyType
+
+import msgspec
+
+from sidecar.kernel.errors import Reason, SidecarError
+
+
+class Api(StrEnum):
+    """The API a request speaks: it decides what a token, an end and an error look like."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    EMBEDDINGS = "embeddings"
+    OTHER = "other"
+    """Inference by JSON (rerank, score, pooling ...) whose answers have no shape that we know."""
+
+
+API_BY_PATH = MappingProxyType(
+    {
+        b"/v1/chat/completions": Api.CHAT,
+        b"/v1/completions": Api.COMPLETIONS,
+        b"/v1/responses": Api.RESPONSES,
+        b"/v1/messages": Api.MESSAGES,
+        b"/v1/embeddings": Api.EMBEDDINGS,
+        b"/v1/chat/completions/batch": Api.OTHER,
+        b"/v1/rerank": Api.OTHER,
+        b"/v2/rerank": Api.OTHER,
+        b"/rerank": Api.OTHER,
+        b"/v1/score": Api.OTHER,
+        b"/score": Api.OTHER,
+        b"/pooling": Api.OTHER,
+        b"/classify": Api.OTHER,
+        b"/generate": Api.OTHER,
+        b"/inference/v1/generate": Api.OTHER,
+        b"/invocations": Api.OTHER,
+    }
+)
+"""Verbatim paths. A trailing slash is another path: engines answer it with a redirect or 404, so it is no inference."""
+
+_api_at = API_BY_PATH.get
+
+
+def api_of(method: bytes, path: bytes) -> Api | None:
+    """The API of a request; None if it is no inference (its body then streams through unread).
+
+    `path` is the target without its query, as sent: no decoding, no normalising.
+    """
+    return _api_at(path) if method == b"POST" else None
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """What a body asks for. `model` and `user` are empty where it names none; `n` is answers per prompt, >= 1.
+
+    `max_tokens` is the ceiling of the answer in the engine's tokens, None where the engine's default holds.
+    `prompt_bytes` is the size of the prompt as JSON: an estimate's input, not a count of characters.
+    """
+
+    api: Api
+    model: str
+    stream: bool
+    user: str
+    max_tokens: int | None
+    n: int
+    prompt_bytes: int
+
+
+_Number = int | float | str | None
+
+
+class _Metadata(msgspec.Struct, frozen=True, gc=False):
+    user_id: object = None
+
+
+class _Body(msgspec.Struct, frozen=True, gc=False):
+    model: str | None = None
+    stream: bool | int | str | None = None
+    user: str | None = None
+    max_tokens: _Number = None
+    max_completion_tokens: _Number = None
+    max_output_tokens: _Number = None
+    n: _Number = None
+    metadata: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+
+
+_body = msgspec.json.Decoder(_Body).decode
+_metadata = msgspec.json.Decoder(_Metadata).decode
+
+_TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})
+_FALSE = frozenset({"false", "0", "off", "f", "n", "no"})
+
+
+def read_call(api: Api, body: bytes) -> Call:
+    """Reads a whole request body.
+
+    Raises `SidecarError` (`BAD_REQUEST`, downstream) on what is no JSON object, or where a field that we read has a
+    type that no engine takes; its detail names the field.
+    """
+    try:
+        parsed = _body(body)
+    except msgspec.ValidationError as exc:
+        raise _bad(_wording(exc)) from exc
+    except msgspec.DecodeError as exc:
+        parsed = _lenient(body, exc)
+    except RecursionError as exc:
+        raise _bad("the body is nested too deeply") from exc
+    stream = parsed.stream
+    if stream is None:
+        stream = False
+    elif stream is not True and stream is not False:
+        stream = _boolean("stream", stream)
+    prompt_bytes = _size(parsed.messages) + _size(parsed.prompt) + _size(parsed.input) + _size(parsed.system)
+    n = _integer("n", parsed.n)
+    return Call(
+        api,
+        parsed.model or "",
+        stream,
+        _user(api, parsed),
+        _limit(api, parsed),
+        1 if n is None or n < 1 else n,
+        prompt_bytes,
+    )
+
+
+def _limit(api: Api, body: _Body) -> int | None:
+    if api is Api.RESPONSES:
+        return _integer("max_output_tokens", body.max_output_tokens)
+    if body.max_completion_tokens is not None:
+        return _integer("max_completion_tokens", body.max_completion_tokens)
+    return _integer("max_tokens", body.max_tokens)
+
+
+def _user(api: Api, body: _Body) -> str:
+    if body.user is None and api is Api.MESSAGES and _size(body.metadata) > 2:
+        try:
+            user = _metadata(body.metadata).user_id
+        except (msgspec.DecodeError, RecursionError):
+            return ""
+        return user if isinstance(user, str) else ""
+    return body.user or ""
+
+
+def _size(raw: msgspec.Raw) -> int:
+    return memoryview(raw).nbytes
+
+
+def _boolean(name: str, value: int | str) -> bool:
+    if isinstance(value, str):
+        word = value.lower()
+        if word in _TRUE:
+            return True
+        if word in _FALSE:
+            return False
+    elif value in (0, 1):
+        return bool(value)
+    raise _bad(f"{name}: expected a boolean")
+
+
+def _integer(name: str, value: _Number) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    try:
+        number = float(value)
+        if number.is_integer():
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    raise _bad(f"{name}: expected an integer")
+
+
+def _lenient(body: bytes, cause: msgspec.DecodeError) -> _Body:
+    """What Python's own reader takes, Python's engines take: a BOM, UTF-16, NaN, lone surrogates."""
+    try:
+        parsed = json.loads(body)
+        return _body(json.dumps(parsed, ensure_ascii=True, allow_nan=True).encode())
+    except msgspec.ValidationError as exc:
+        raise _bad(_wording(exc)) from exc
+    except (ValueError, RecursionError) as exc:
+        raise _bad(f"the body is not valid JSON: {cause}") from exc
+
+
+def _wording(exc: msgspec.ValidationError) -> str:
+    text = str(exc)
+    what, at, where = text.partition(" - at `$.")
+    if not at:
+        return f"the body must be a JSON object: {text[:1].lower()}{text[1:]}"
+    return f"{where.rstrip('`')}: {what[:1].lower()}{what[1:]}"
+
+
+def _bad(detail: str) -> SidecarError:
+    return SidecarError(Reason.BAD_REQUEST, "downstream", detail)

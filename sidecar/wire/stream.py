@@ -1,0 +1,414 @@
+"""What a stream has told so far: tokens, end marker, finish reason, in-band error, usage; per API.
+
+It looks at a copy of the bytes on their way and changes none. A token-bearing event is one that carries something
+generated; comments, the role-only first chunk and empty deltas are none (some gateways send empty deltas as a
+heartbeat), except an empty delta with logprobs or token ids: a token whose text waits for its next half.
+
+One typed decode per event: a chunk is recognised by its API's shape, not by searching for words in it. What does not
+decode is looked at again by Python's lenient reader (NaN, lone surrogates: Python's engines write both) before it
+counts as malformed. An error wins over every later end marker: engines end broken streams with `[DONE]`, too.
+"""
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from sidecar.wire.answer import AnswerError, Usage, UsageBody, error_from, read_error, usage_of
+from sidecar.wire.call import Api
+from sidecar.wire.sse import LIMIT_BYTES, SseReader
+
+_MAX_CHOICES = 4096
+"""Choice indexes followed per stream: far above any `n`, and a bound on what a broken engine can make us hold."""
+
+
+class _Logprobs(msgspec.Struct, frozen=True, gc=False):
+    content: list[object] | None = None
+    tokens: list[object] | None = None
+
+
+class _Delta(msgspec.Struct, frozen=True, gc=False):
+    content: str | list[object] | None = None
+    reasoning_content: str | list[object] | None = None
+    reasoning: str | list[object] | dict[str, object] | None = None
+    tool_calls: list[object] | None = None
+    function_call: dict[str, object] | None = None
+    refusal: str | None = None
+    audio: dict[str, object] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True, gc=False):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True, gc=False):
+    choices: list[_Choice] | None = None
+    usage: UsageBody | None = None
+    error: object = None
+
+
+class _Incomplete(msgspec.Struct, frozen=True, gc=False):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct, frozen=True, gc=False):
+    status: str | None = None
+    error: object = None
+    usage: UsageBody | None = None
+    incomplete_details: _Incomplete | None = None
+
+
+class _Item(msgspec.Struct, frozen=True, gc=False):
+    type: str = ""
+
+
+class _ResponseEvent(msgspec.Struct, frozen=True, gc=False):
+    type: str = ""
+    delta: str | dict[str, object] | None = None
+    response: _Response | None = None
+    item: _Item | None = None
+    error: object = None
+
+
+class _BlockDelta(msgspec.Struct, frozen=True, gc=False):
+    text: str | None = None
+    partial_json: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    citation: object = None
+    stop_reason: str | None = None
+
+
+class _Block(msgspec.Struct, frozen=True, gc=False):
+    type: str = ""
+    text: str | None = None
+
+
+class _Message(msgspec.Struct, frozen=True, gc=False):
+    usage: UsageBody | None = None
+
+
+class _MessageEvent(msgspec.Struct, frozen=True, gc=False):
+    type: str = ""
+    delta: _BlockDelta | None = None
+    content_block: _Block | None = None
+    message: _Message | None = None
+    usage: UsageBody | None = None
+    error: object = None
+
+
+class _OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"}):
+    error: object = None
+    kind: object = None
+    type: object = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_response = msgspec.json.Decoder(_ResponseEvent).decode
+_decode_message = msgspec.json.Decoder(_MessageEvent).decode
+_decode_other = msgspec.json.Decoder(_OtherEvent).decode
+
+_UNREADABLE = (msgspec.DecodeError, RecursionError)
+
+_Shape = TypeVar("_Shape", bound=msgspec.Struct)
+
+
+class StreamReader:
+    """Reads one answer's event stream.
+
+    `tokens`: token-bearing events. `events`: events in all. `malformed`: events that are not their API's JSON, or too
+    long to be read. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
+    in-band error. `tool_call`: what came last belongs to a tool call, so the next gap may be longer.
+    """
+
+    __slots__ = (
+        "_api",
+        "_finished",
+        "_last_index",
+        "_malformed",
+        "_see",
+        "_seen",
+        "_sse",
+        "_usage",
+        "_usage_body",
+        "error",
+        "events",
+        "finish_reason",
+        "terminal",
+        "tokens",
+        "tool_call",
+    )
+
+    def __init__(self, api: Api, limit: int = LIMIT_BYTES) -> None:
+        self.tokens = 0
+        self.events = 0
+        self._malformed = 0
+        self.terminal = False
+        self.tool_call = False
+        self.finish_reason: str | None = None
+        self.error: AnswerError | None = None
+        self._api = api
+        self._see = _SEE[api]
+        self._sse = SseReader(limit)
+        self._seen: set[int] | None = None
+        self._finished: set[int] | None = None
+        self._last_index = -1
+        self._usage: Usage | None = None
+        self._usage_body: UsageBody | None = None
+
+    def feed(self, data: bytes) -> bool:
+        """Reads on; true if at least one token-bearing event was completed by `data`. Never raises."""
+        tokens = self.tokens
+        for kind, payload in self._sse.feed(data):
+            self.events += 1
+            self._see(self, kind, payload)
+        return self.tokens != tokens
+
+    @property
+    def malformed(self) -> int:
+        """Events that are not their API's JSON, and those too long to be read."""
+        return self._malformed + self._sse.oversized
+
+    @property
+    def comments(self) -> int:
+        """Comment lines: an engine's or gateway's keep-alive."""
+        return self._sse.comments
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last usage told; what one event leaves out stays as an earlier one said."""
+        if self._usage_body is not None:
+            self._usage = usage_of(self._usage_body, self._usage)
+            self._usage_body = None
+        return self._usage
+
+    @property
+    def complete(self) -> bool:
+        """Whether, if the body ended here and ended cleanly, the answer would be whole.
+
+        True after the API's end marker; also without it once every choice seen has its finish reason and no event is
+        cut in two (engines without a marker exist). Never true after an error.
+        """
+        if self.error is not None:
+            return False
+        if self.terminal:
+            return True
+        if self._sse.pending and self._sse.tail.strip() != b"[DONE]":
+            return False
+        if self._api is Api.OTHER:
+            return self.events > 0
+        if self._seen is not None:
+            return self._finished is not None and self._seen <= self._finished
+        return self.finish_reason is not None
+
+
+def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
+    try:
+        chunk = _decode_chunk(data)
+    except _UNREADABLE:
+        lenient = _look_again(reader, data, _Chunk)
+        if lenient is None:
+            return
+        chunk = lenient
+    choices = chunk.choices
+    if chunk.error or kind == b"error" or choices is None:
+        _unusual(reader, kind, data, told=choices is not None or chunk.usage is not None)
+        if choices is None:
+            choices = []
+    if chunk.usage is not None:
+        reader._usage_body = chunk.usage
+    token = False
+    for choice in choices:
+        if choice.index != reader._last_index:
+            _turn_to(reader, choice.index)
+        delta = choice.delta
+        if delta is not None:
+            if delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.audio:
+                token = True
+                reader.tool_call = False
+            elif delta.tool_calls or delta.function_call:
+                token = True
+                reader.tool_call = True
+            elif choice.logprobs is not None or choice.token_ids:
+                token = token or _is_silent_token(choice)
+        elif choice.text:
+            token = True
+        elif choice.logprobs is not None or choice.token_ids:
+            token = token or _is_silent_token(choice)
+        if choice.finish_reason:
+            _finish(reader, choice)
+    if token:
+        reader.tokens += 1
+
+
+def _turn_to(reader: StreamReader, index: int) -> None:
+    reader._last_index = index
+    if reader._seen is None:
+        reader._seen = {index}
+    elif len(reader._seen) < _MAX_CHOICES:
+        reader._seen.add(index)
+
+
+def _is_silent_token(choice: _Choice) -> bool:
+    logprobs = choice.logprobs
+    return bool(choice.token_ids) or (logprobs is not None and bool(logprobs.content or logprobs.tokens))
+
+
+def _finish(reader: StreamReader, choice: _Choice) -> None:
+    reader.finish_reason = choice.finish_reason
+    if reader._finished is None:
+        reader._finished = {choice.index}
+    elif len(reader._finished) < _MAX_CHOICES:
+        reader._finished.add(choice.index)
+    if choice.finish_reason == "error" and reader.error is None:
+        reader.error = AnswerError("the engine finished with finish_reason error", "error")
+
+
+def _see_response(reader: StreamReader, kind: bytes, data: bytes) -> None:
+    try:
+        event = _decode_response(data)
+    except _UNREADABLE:
+        lenient = _look_again(reader, data, _ResponseEvent)
+        if lenient is None:
+            return
+        event = lenient
+    name = event.type or kind.decode("ascii", "replace")
+    if name[-6:] == ".delta":
+        if event.delta:
+            reader.tokens += 1
+            reader.tool_call = "_call" in name
+        return
+    response = event.response
+    if name in _RESPONSE_ENDS:
+        reader.terminal = True
+        if response is not None:
+            _end_response(reader, name, response)
+        if name == "response.failed" and reader.error is None:
+            reader.error = AnswerError("the response failed", "response.failed")
+    elif name == "error" or event.error or not name:
+        _unusual(reader, b"error" if name == "error" else kind, data, told=False)
+    elif name == "response.output_item.added" and event.item is not None:
+        reader.tool_call = event.item.type[-5:] == "_call"
+
+
+_RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+def _end_response(reader: StreamReader, name: str, response: _Response) -> None:
+    if response.usage is not None:
+        reader._usage_body = response.usage
+    details = response.incomplete_details
+    reason = details.reason if details is not None else None
+    reader.finish_reason = reason or response.status or name[len("response.") :]
+    if response.error and reader.error is None:
+        reader.error = error_from(response.error)
+
+
+def _see_message(reader: StreamReader, kind: bytes, data: bytes) -> None:
+    try:
+        event = _decode_message(data)
+    except _UNREADABLE:
+        lenient = _look_again(reader, data, _MessageEvent)
+        if lenient is None:
+            return
+        event = lenient
+    name = event.type or kind.decode("ascii", "replace")
+    delta = event.delta
+    if name == "content_block_delta":
+        if delta is None:
+            reader._malformed += 1
+        elif delta.partial_json:
+            reader.tokens += 1
+            reader.tool_call = True
+        elif delta.text or delta.thinking or delta.signature or delta.citation:
+            reader.tokens += 1
+            reader.tool_call = False
+    elif name == "content_block_start":
+        block = event.content_block
+        if block is not None:
+            reader.tool_call = block.type[-8:] == "tool_use"
+            if block.text:
+                reader.tokens += 1
+    elif name == "message_delta":
+        _note_usage(reader, event.usage)
+        if delta is not None and delta.stop_reason:
+            reader.finish_reason = delta.stop_reason
+    elif name == "message_stop":
+        reader.terminal = True
+    elif name == "message_start":
+        _note_usage(reader, event.message.usage if event.message is not None else None)
+    elif name == "error" or event.error or not name:
+        _unusual(reader, b"error" if name == "error" else kind, data, told=False)
+
+
+def _note_usage(reader: StreamReader, body: UsageBody | None) -> None:
+    if body is not None:
+        # Input tokens come in the first event, output tokens in a later one.
+        reader._usage = usage_of(body, reader.usage)
+
+
+def _see_other(reader: StreamReader, kind: bytes, data: bytes) -> None:
+    try:
+        event = _decode_other(data)
+    except _UNREADABLE:
+        lenient = _look_again(reader, data, _OtherEvent)
+        if lenient is None:
+            return
+        event = lenient
+    if event.error or event.kind == "error" or event.type == "error" or kind == b"error":
+        _unusual(reader, kind, data, told=False)
+    else:
+        reader.tokens += 1
+
+
+_See = Callable[[StreamReader, bytes, bytes], None]
+
+# Functions, not bound methods: a reader that held its own method would be a cycle for the collector, one per request.
+_SEE: dict[Api, _See] = {
+    Api.CHAT: _see_chunk,
+    Api.COMPLETIONS: _see_chunk,
+    Api.RESPONSES: _see_response,
+    Api.MESSAGES: _see_message,
+    Api.EMBEDDINGS: _see_other,
+    Api.OTHER: _see_other,
+}
+
+_MARKED = frozenset({Api.CHAT, Api.COMPLETIONS, Api.EMBEDDINGS, Api.OTHER})
+"""APIs whose end marker is `[DONE]`; behind another API's marker it is an ornament."""
+
+
+def _look_again(reader: StreamReader, data: bytes, shape: type[_Shape]) -> _Shape | None:
+    """What the fast reader refused: the end marker, a blank event, Python's JSON, or malformed (counted)."""
+    text = data.strip()
+    if not text:
+        return None
+    if text.startswith(b"[DONE]"):
+        if reader._api in _MARKED:
+            reader.terminal = True
+        return None
+    try:
+        return msgspec.convert(json.loads(text), shape)
+    except (ValueError, RecursionError):
+        _unusual(reader, b"", data, told=False)
+        return None
+
+
+def _unusual(reader: StreamReader, kind: bytes, data: bytes, *, told: bool) -> None:
+    """An event that is an error, or else (unless it `told` something of its API) malformed."""
+    error = read_error(data, soft=kind == b"error")
+    if error is None and not told:
+        soft = read_error(data)
+        error = soft if data.lstrip()[:1] == b"{" and soft is not None and soft.message[:1] != "{" else None
+    if error is None and kind == b"error":
+        error = AnswerError("", "error")
+    if error is not None:
+        if reader.error is None:
+            reader.error = error
+    elif not told:
+        reader._malformed += 1
