@@ -1,0 +1,431 @@
+"""The breaker: one machine for endpoints, sessions and kinds of request; two steps, acquire before and record after.
+
+```
+                 evidence (unless the floor forbids)
+        CLOSED ----------------------------------------> OPEN <---+
+           ^                                               |      | a probe failed: the wait doubles
+           | `successes` probes succeeded                  | the wait is over and somebody asks
+           +------------------- HALF_OPEN <----------------+------+
+```
+
+Two steps with a permit between them, and not a wrapper around a call: an LLM attempt lasts minutes, and its result
+must count for the state that admitted it.
+
+1. A permit carries the generation of the state that gave it. A result of an older generation changes nothing.
+2. Half-open lends exactly `probes` permits at a time, each with a lease: a probe whose owner vanished frees its slot
+   when the lease ends, and a result after that counts for nothing.
+3. Three results and overload: only SUCCESS and FAILURE are evidence. A probe that ends otherwise frees its slot.
+4. Closed opens on `consecutive` failures in a row, or when `failure_ratio` of at least `min_requests` results of the
+   last `window` failed. Only a failure opens: a success that completes the minimum does not.
+5. Open waits `open` * 2^k, at most `open_max`. k grows with every failed probe, and with a trip that comes before the
+   breaker has stayed closed for as long as it last waited; after that long it starts again at 0.
+6. `shadow` runs the whole machine and refuses nobody (`shadow_denied` counts whom it would have refused); `off` judges
+   nothing. An operator's `open` is no evidence but an order: it refuses in every mode, passes the floor, and lets no
+   probe through until `close` or `reset`.
+
+The machine returns what happened and calls nobody. A `Roster` is shared state, not a listener: it knows which breakers
+of a service are not closed, so that the floor and the search for a node to probe need not visit every endpoint.
+"""
+
+from enum import Enum, StrEnum
+from math import ceil, floor, inf
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.window import Window
+from sidecar.kernel.outcome import Result
+from sidecar.policy.schema import BreakerRule
+
+VERDICT_WAIT_S = 1.0  # what a refused client waits while all probes are out: their verdict is due, but unknown when
+MAX_DOUBLINGS = 32  # 1 ms doubled 32 times is past every `open_max`; bounds the shift
+FEW = 5  # up to this many endpoints the floor rounds down: with ceil, of 2 none could open at a ratio above 0.5
+
+Action = Literal["open", "close", "reset"]
+
+
+class Scope(StrEnum):
+    """Whose breaker it is."""
+
+    NODE = "node"
+    SESSION = "session"
+    REQUEST = "request"
+
+
+class State(Enum):
+    """OPEN refuses."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Event(Enum):
+    """What moves a breaker."""
+
+    TRIPPED = "tripped"
+    WAITED = "waited"
+    PROVED = "proved"
+    PROBE_FAILED = "probe_failed"
+    ORDERED_OPEN = "ordered_open"
+    ORDERED_CLOSED = "ordered_closed"
+
+
+TRANSITIONS = MappingProxyType(
+    {
+        (State.CLOSED, Event.TRIPPED): State.OPEN,
+        (State.OPEN, Event.WAITED): State.HALF_OPEN,
+        (State.HALF_OPEN, Event.PROVED): State.CLOSED,
+        (State.HALF_OPEN, Event.PROBE_FAILED): State.OPEN,
+        (State.CLOSED, Event.ORDERED_OPEN): State.OPEN,
+        (State.OPEN, Event.ORDERED_OPEN): State.OPEN,
+        (State.HALF_OPEN, Event.ORDERED_OPEN): State.OPEN,
+        (State.CLOSED, Event.ORDERED_CLOSED): State.CLOSED,
+        (State.OPEN, Event.ORDERED_CLOSED): State.CLOSED,
+        (State.HALF_OPEN, Event.ORDERED_CLOSED): State.CLOSED,
+    }
+)
+
+_CLOSED, _OPEN, _HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
+_SUCCESS, _FAILURE = Result.SUCCESS, Result.FAILURE
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """A change of state, as it is logged and shared.
+
+    `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `waited`,
+    `probe_failed`, `proved`, `operator`, `mode_off`); `evidence` says it in words. `generation` is the new one.
+    """
+
+    scope: Scope
+    key: str
+    service: str
+    old: State
+    new: State
+    at: float
+    why: str
+    evidence: str
+    generation: int
+
+
+class Permit(msgspec.Struct, frozen=True):
+    """Leave to try once. `moved` is set on the probe whose asking turned the breaker half-open."""
+
+    generation: int
+    probe: bool = False
+    id: int = 0
+    moved: Transition | None = None
+
+
+class Denied(msgspec.Struct, frozen=True):
+    """No leave before `retry_at` (monotonic seconds); there is no promise of one then."""
+
+    retry_at: float
+
+
+FRESH = Permit(0)
+"""The permit of a breaker that never moved: what a session has that never failed and so has no breaker yet."""
+
+
+class Roster:
+    """The breakers of one service that are not closed, and how many must be.
+
+    `probe_at` is a lower bound (monotonic seconds) of when one of them might lend a probe; whoever has looked at all
+    of them raises it.
+    """
+
+    __slots__ = ("minimum", "not_closed", "probe_at", "size")
+
+    def __init__(self) -> None:
+        self.not_closed: dict[str, Breaker] = {}
+        self.probe_at = -inf
+        self.size = 0
+        self.minimum = 0
+
+    def resize(self, size: int, min_closed_ratio: float) -> None:
+        """Sets how many breakers there are and which share of them must stay closed; 0: none."""
+        self.size = size
+        self.minimum = min_closed(size, min_closed_ratio)
+
+    def may_open(self) -> bool:
+        """Whether one more may leave the closed state."""
+        return self.size - len(self.not_closed) - 1 >= self.minimum or self.minimum == 0
+
+
+class Breaker:
+    """One breaker. `now` is monotonic seconds everywhere; a clock that goes backwards only makes waits longer.
+
+    `lease_s` is how long a probe may take: longer than any attempt, so that only lost probes reach it.
+    """
+
+    __slots__ = (
+        "_consecutive",
+        "_denied",
+        "_doublings",
+        "_enforced",
+        "_held",
+        "_lease_s",
+        "_off",
+        "_permit",
+        "_probe_id",
+        "_probes",
+        "_proofs",
+        "_roster",
+        "_rule",
+        "_until",
+        "_wait_s",
+        "_window",
+        "by",
+        "generation",
+        "held_closed",
+        "key",
+        "passes",
+        "scope",
+        "service",
+        "shadow_denied",
+        "since",
+        "state",
+        "why",
+    )
+
+    def __init__(
+        self,
+        scope: Scope,
+        key: str,
+        service: str,
+        rule: BreakerRule,
+        now: float,
+        *,
+        lease_s: float,
+        roster: Roster | None = None,
+    ) -> None:
+        self.scope = scope
+        self.key = key
+        self.service = service
+        self.state = _CLOSED
+        self.generation = 0
+        self.since = now
+        self.why = ""
+        self.by = ""
+        self.passes = True
+        """Everybody gets a permit: closed, or nothing is enforced."""
+        self.held_closed = 0
+        """Trips that the floor forbade."""
+        self.shadow_denied = 0
+        """Requests that enforcing would have refused."""
+        self._roster = roster
+        self._permit = FRESH
+        self._denied = Denied(now)
+        self._consecutive = 0
+        self._window: Window | None = None
+        self._until = now
+        self._wait_s = 0.0
+        self._doublings = 0
+        self._held = False
+        self._probes: dict[int, float] = {}
+        self._probe_id = 0
+        self._proofs = 0
+        self._off = False
+        self._enforced = True
+        self._lease_s = lease_s
+        self._rule = rule
+        self.use_rule(rule, now, lease_s=lease_s)
+
+    @property
+    def unblemished(self) -> bool:
+        """Closed, and nothing in its memory speaks against it: a new breaker would judge the same."""
+        return self.state is _CLOSED and self._consecutive == 0 and (self._window is None or self._window.marked == 0)
+
+    def acquire(self, now: float) -> Permit | Denied:
+        """Asks for one attempt. Every permit must come back through `record`, with whatever result."""
+        if self.state is _CLOSED:
+            return self._permit
+        if self._held:
+            return Denied(now + self._rule.open_s)
+        moved: Transition | None = None
+        if self.state is _OPEN:
+            if now < self._until:
+                return self._denied if self._enforced else self._shadowed()
+            moved = self._move(Event.WAITED, now, "waited", f"open for {self._wait_s:g} s", "")
+        elif not self._slot_free(now):
+            return Denied(self.retry_at(now)) if self._enforced else self._shadowed()
+        self._probe_id += 1
+        self._probes[self._probe_id] = now + self._lease_s
+        return Permit(self.generation, True, self._probe_id, moved)
+
+    def record(self, permit: Permit, result: Result, now: float, why: str = "") -> Transition | None:
+        """Gives a permit back with what came of it; `why` names the ending for the evidence."""
+        if permit.generation != self.generation or self._off:
+            return None
+        if self.state is _CLOSED:
+            if result is _SUCCESS:
+                self._consecutive = 0
+                if self._window is not None:
+                    self._window.count(now, False)
+                return None
+            return self._failed(now, why) if result is _FAILURE else None
+        return self._probed(permit, result, now, why) if permit.probe else None
+
+    def can_probe(self, now: float) -> bool:
+        """Whether `acquire` would give a probe."""
+        if self.state is _CLOSED or self._held:
+            return False
+        return now >= self._until if self.state is _OPEN else self._slot_free(now)
+
+    def probe_at(self, now: float) -> float:
+        """When a probe may be had if nothing else happens: `now` at the earliest, infinity if never."""
+        if self.state is _CLOSED or self._held:
+            return inf
+        if self.state is _OPEN:
+            return max(now, self._until)
+        return now if self._slot_free(now) else min(self._probes.values())
+
+    def retry_at(self, now: float) -> float:
+        """When a refused client should ask again (monotonic seconds); `now` if it need not wait."""
+        if self.passes:
+            return now
+        if self._held:
+            return now + self._rule.open_s
+        return min(self.probe_at(now), now + VERDICT_WAIT_S) if self.state is _HALF_OPEN else max(now, self._until)
+
+    def force(self, action: Action, now: float, by: str) -> Transition | None:
+        """Obeys an operator. None if the state was that already (an order to hold it open still holds).
+
+        `open` refuses until the next order. `close` closes, and remembers how often it tripped; `reset` forgets all.
+        """
+        held = action == "open"
+        if action == "reset":
+            self._wait_s = 0.0
+            self._doublings = 0
+        self._held = held
+        transition = self._move(
+            Event.ORDERED_OPEN if held else Event.ORDERED_CLOSED, now, "operator", f"{action} by {by}", by
+        )
+        return transition if transition.old is not transition.new else None
+
+    def use_rule(self, rule: BreakerRule, now: float, *, lease_s: float) -> Transition | None:
+        """Takes a new rule (policy reload): the state and its evidence stay, unless the mode is now `off`."""
+        self._rule = rule
+        self._lease_s = lease_s
+        self._off = rule.mode == "off"
+        self._enforced = rule.mode == "enforce"
+        if rule.failure_ratio <= 0 or self._off:
+            self._window = None
+        elif self._window is None or self._window.span_s != rule.window_s:
+            self._window = Window(float(rule.window_s), now)
+        transition: Transition | None = None
+        if self.state is not _CLOSED:
+            if self._off and not self._held:
+                transition = self._move(Event.ORDERED_CLOSED, now, "mode_off", "the policy turned this breaker off", "")
+            else:
+                self._until = min(self._until, self.since + rule.open_max_s)
+                self._denied = Denied(self._until)
+                self._stir(-inf)
+        self._set_passes()
+        return transition
+
+    def forget(self) -> None:
+        """Leaves its roster: the thing it judged is gone."""
+        if self._roster is not None:
+            self._roster.not_closed.pop(self.key, None)
+            self._roster = None
+
+    def _failed(self, now: float, why: str) -> Transition | None:
+        self._consecutive += 1
+        window = self._window
+        if window is not None:
+            window.count(now, True)
+        rule = self._rule
+        if self._consecutive >= rule.consecutive:
+            word = "consecutive"
+            evidence = f"{self._consecutive} failures in a row, the last: {why}"
+        elif (
+            window is not None
+            and window.total >= rule.min_requests
+            and window.marked >= rule.failure_ratio * window.total
+        ):
+            word = "failure_ratio"
+            evidence = f"{window.marked} of {window.total} failed in {window.span_s:g} s, the last: {why}"
+        else:
+            return None
+        if self._roster is not None and not self._roster.may_open():
+            self.held_closed += 1
+            return None
+        recovered = self._wait_s == 0.0 or now - self.since >= self._wait_s
+        self._back_off(0 if recovered else self._doublings + 1, now)
+        return self._move(Event.TRIPPED, now, word, evidence, "")
+
+    def _probed(self, permit: Permit, result: Result, now: float, why: str) -> Transition | None:
+        lease = self._probes.pop(permit.id, None)
+        if lease is None:
+            return None
+        self._stir(now)
+        if lease <= now:
+            return None
+        if result is _FAILURE:
+            self._back_off(self._doublings + 1, now)
+            return self._move(Event.PROBE_FAILED, now, "probe_failed", f"a probe failed: {why}", "")
+        if result is _SUCCESS:
+            self._proofs += 1
+            if self._proofs >= self._rule.successes:
+                return self._move(Event.PROVED, now, "proved", f"{self._proofs} probes succeeded", "")
+        return None
+
+    def _slot_free(self, now: float) -> bool:
+        probes = self._probes
+        if len(probes) < self._rule.probes:
+            return True
+        for lost in [number for number, lease in probes.items() if lease <= now]:
+            del probes[lost]
+        return len(probes) < self._rule.probes
+
+    def _shadowed(self) -> Permit:
+        self.shadow_denied += 1
+        return self._permit
+
+    def _back_off(self, doublings: int, now: float) -> None:
+        self._doublings = min(doublings, MAX_DOUBLINGS)
+        self._wait_s = min(float(self._rule.open_max_s), self._rule.open_s * float(1 << self._doublings))
+        self._until = now + self._wait_s
+        self._denied = Denied(self._until)
+
+    def _stir(self, at: float) -> None:
+        roster = self._roster
+        if roster is not None and at < roster.probe_at:
+            roster.probe_at = at
+
+    def _set_passes(self) -> None:
+        self.passes = self.state is _CLOSED or not (self._enforced or self._held)
+
+    def _move(self, event: Event, now: float, why: str, evidence: str, by: str) -> Transition:
+        old, new = self.state, TRANSITIONS[self.state, event]
+        self.state = new
+        self.generation += 1
+        self.since = now
+        self.why = why
+        self.by = by
+        self._permit = Permit(self.generation)
+        self._probes.clear()
+        self._proofs = 0
+        self._consecutive = 0
+        if self._window is not None:
+            self._window.clear(now)
+        self._set_passes()
+        if self._roster is not None:
+            if new is _CLOSED:
+                self._roster.not_closed.pop(self.key, None)
+            else:
+                self._roster.not_closed[self.key] = self
+                self._stir(self._until if new is _OPEN else -inf)
+        return Transition(self.scope, self.key, self.service, old, new, now, why, evidence, self.generation)
+
+
+def min_closed(size: int, ratio: float) -> int:
+    """How many of `size` endpoints must stay closed: ceil(ratio * size); of few, at least 1 and rounded down.
+
+    A ratio of 0 means none, and so does a `size` of 0.
+    """
+    if ratio <= 0 or size <= 0:
+        return 0
+    return max(1, floor(ratio * size)) if size <= FEW else ceil(ratio * size)

@@ -1,0 +1,397 @@
+"""What is known of endpoints and sessions, and outlives every policy reload.
+
+Keyed by endpoint and not by the policy's objects: a reload that changes a deadline must not forget that an engine is
+down, and one that drops an endpoint must not keep what it knew (if it comes back, it starts afresh and is judged
+anew). The same endpoint in two services is two nodes: the services' rules differ, and a model that breaks one engine's
+embedding path says nothing about its chat path.
+
+1. The request path finds everything by dictionary. Which nodes serve a model is worked out once and cached; the cache
+   goes when the policy, or what an engine reports, changes.
+2. Memory is bounded: sessions and request breakers are LRU, model caches are emptied when full. A session gets a
+   breaker of its own only when something failed, and loses it when that was lived down: most never have one.
+3. Nothing here does I/O or waits, so nothing needs a lock.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from math import inf
+
+import msgspec
+
+from sidecar.core.breaker import FRESH, Action, Breaker, Denied, Permit, Roster, Scope, State, Transition
+from sidecar.core.budget import RetryBudget
+from sidecar.core.identify import Identifier
+from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
+from sidecar.kernel.outcome import Result
+from sidecar.policy.address import endpoint_key
+from sidecar.policy.schema import Endpoint, Identity, Service, Snapshot
+
+MAX_REQUEST_BREAKERS = 1000  # kinds of request; a header as key may hold anything
+MAX_MODELS = 1024  # model names remembered as belonging to a service; clients make names up
+MAX_POOLS = 128  # (model, version) pairs remembered; each may list every node
+LEASE_SLACK_S = 5.0  # a probe may take its total deadline; what comes this much later is lost
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """The nodes that may serve one model and version, whatever their state; `local` are those marked so.
+
+    `members` are the nodes again, to be asked for one. `unknown_model` is true where nodes exist but none serves the
+    model.
+    """
+
+    nodes: tuple["Node", ...]
+    members: frozenset["Node"]
+    local: tuple["Node", ...]
+    unknown_model: bool
+
+
+class BreakerView(msgspec.Struct, frozen=True):
+    """A breaker as operators see it. `since` is monotonic seconds; `version` grows with every change."""
+
+    scope: Scope
+    key: str
+    service: str
+    state: State
+    version: int
+    since: float
+    why: str
+    by: str
+
+
+class Node:
+    """One endpoint of one service.
+
+    `in_flight` is ours (whoever forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
+    what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
+    """
+
+    __slots__ = (
+        "_models",
+        "_pools",
+        "breaker",
+        "draining",
+        "endpoint",
+        "healthy",
+        "in_flight",
+        "key",
+        "overload_until",
+        "service",
+        "version",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        key: EndpointKey,
+        service: ServiceName,
+        endpoint: Endpoint,
+        breaker: Breaker,
+        pools: dict[tuple[str, VersionName | None], Pool],
+    ) -> None:
+        self.key = key
+        self.service = service
+        self.endpoint = endpoint
+        self.version = VersionName(endpoint.version)
+        self.breaker = breaker
+        self.in_flight = 0
+        self.waiting = 0
+        self.overload_until = -inf
+        self.draining = False
+        self.healthy = True
+        self._models: frozenset[str] | None = None
+        self._pools = pools
+
+    @property
+    def models(self) -> frozenset[str] | None:
+        """The models that the engine reports; None: not known, so all that the policy says."""
+        return self._models
+
+    @models.setter
+    def models(self, models: frozenset[str] | None) -> None:
+        if models != self._models:
+            self._models = models
+            self._pools.clear()
+
+    def serves(self, model: str) -> bool:
+        """Whether policy and engine both have `model`; a request that names none ("") may go anywhere."""
+        if not model:
+            return True
+        if self._models is not None and model not in self._models:
+            return False
+        return matches(self.endpoint.models, model)
+
+
+class Session:
+    """What is remembered of a session. Written by `balance.bind` and by the service, in memory only.
+
+    `node_key` is the node it is bound to, `home_key` the one it was moved away from and may return to, `version` that
+    of the node it was bound to.
+    """
+
+    __slots__ = ("breaker", "home_key", "id", "node_key", "seen_at", "version")
+
+    def __init__(self, session: SessionId, now: float) -> None:
+        self.id = session
+        self.breaker: Breaker | None = None
+        self.node_key: EndpointKey | None = None
+        self.home_key: EndpointKey | None = None
+        self.version: VersionName | None = None
+        self.seen_at = now
+
+
+class ServiceState:
+    """One service: its policy as it stands, and everything learnt about its nodes, sessions and kinds of request."""
+
+    __slots__ = (
+        "_pools",
+        "_session_breakers",
+        "budget",
+        "name",
+        "nodes",
+        "policy",
+        "request_breakers",
+        "roster",
+        "sessions",
+        "split",
+    )
+
+    def __init__(self, policy: Service, now: float) -> None:
+        self.name = ServiceName(policy.name)
+        self.policy = policy
+        self.nodes: dict[EndpointKey, Node] = {}
+        self.roster = Roster()
+        self.split: tuple[tuple[VersionName, float], ...] = ()
+        """The versions that may be chosen, with their parts; empty: no split, any version serves."""
+        self.sessions: OrderedDict[SessionId, Session] = OrderedDict()
+        self.request_breakers: OrderedDict[str, Breaker] = OrderedDict()
+        self.budget = RetryBudget(policy.retry.budget_ratio, policy.retry.budget_min, policy.retry.window_s, now)
+        self._session_breakers: dict[SessionId, Breaker] = {}
+        self._pools: dict[tuple[str, VersionName | None], Pool] = {}
+
+    @property
+    def lease_s(self) -> float:
+        """How long a probe of this service may take."""
+        return self.policy.deadlines.total_s + LEASE_SLACK_S
+
+    def use(self, policy: Service, now: float) -> list[Transition]:
+        """Takes a new policy and keeps what is known of every endpoint that is still in it."""
+        self.policy = policy
+        self._pools.clear()
+        self.split = tuple((VersionName(version), part) for version, part in policy.split.items() if part > 0)
+        retry = policy.retry
+        self.budget.use(retry.budget_ratio, retry.budget_min, retry.window_s, now)
+        breakers = policy.breakers
+        lease_s = self.lease_s
+        moved: list[Transition | None] = []
+        nodes: dict[EndpointKey, Node] = {}
+        for endpoint in policy.endpoints:
+            key = endpoint_key(endpoint.url)
+            node = self.nodes.pop(key, None)
+            if node is None:
+                breaker = Breaker(Scope.NODE, key, policy.name, breakers.node, now, lease_s=lease_s, roster=self.roster)
+                node = Node(key, self.name, endpoint, breaker, self._pools)
+            else:
+                node.endpoint = endpoint
+                node.version = VersionName(endpoint.version)
+                moved.append(node.breaker.use_rule(breakers.node, now, lease_s=lease_s))
+            nodes[key] = node
+        for gone in self.nodes.values():
+            gone.draining = True
+            gone.breaker.forget()
+        self.nodes = nodes
+        self.roster.resize(len(nodes), breakers.node.min_closed_ratio)
+        moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())
+        moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
+        self._trim_sessions(now, len(self.sessions))
+        return [transition for transition in moved if transition is not None]
+
+    def pool(self, model: str, version: VersionName | None) -> Pool:
+        """The nodes for a model and version (None: any), cached."""
+        asked = (model, version)
+        pool = self._pools.get(asked)
+        if pool is not None:
+            return pool
+        if not model:
+            nodes = tuple(node for node in self.nodes.values() if version is None or node.version == version)
+            pool = _pool(nodes, False)
+        else:
+            whole = self.pool("", version)
+            nodes = tuple(node for node in whole.nodes if node.serves(model))
+            # Clients make model names up: names that rule nobody out share one pool.
+            pool = whole if len(nodes) == len(whole.nodes) else _pool(nodes, not nodes)
+        if len(self._pools) >= MAX_POOLS:
+            self._pools.clear()
+        self._pools[asked] = pool
+        return pool
+
+    def overloaded(self, node: Node, retry_after_s: float | None, now: float) -> None:
+        """Leaves a node that said it is full alone: for what it asked (None: the default), capped; the later wins."""
+        overload = self.policy.overload
+        wait_s = overload.retry_after_default_s if retry_after_s is None else retry_after_s
+        node.overload_until = max(node.overload_until, now + min(float(wait_s), float(overload.retry_after_cap_s)))
+
+    def session(self, session: SessionId, now: float) -> Session:
+        """The session's record, made if need be; forgets those that are idle or too many."""
+        found = self.sessions.get(session)
+        if found is None:
+            found = self.sessions[session] = Session(session, now)
+            self._trim_sessions(now, 2)
+            return found
+        found.seen_at = now
+        self.sessions.move_to_end(session)
+        return found
+
+    def admit_session(self, session: Session, now: float) -> Permit | Denied:
+        """Asks the session's breaker; a session that has none is let through."""
+        return FRESH if session.breaker is None else session.breaker.acquire(now)
+
+    def record_session(
+        self, session: Session, permit: Permit, result: Result, now: float, why: str = ""
+    ) -> Transition | None:
+        """Gives a session's permit back; makes its breaker at the first failure and drops it when lived down."""
+        breaker = session.breaker
+        if breaker is None:
+            if result is not Result.FAILURE or permit.generation != FRESH.generation:
+                return None
+            if self.policy.breakers.session.mode == "off":
+                return None
+            breaker = self._breaker_of(session, now)
+        transition = breaker.record(permit, result, now, why)
+        if breaker.generation == 0 and breaker.unblemished:
+            session.breaker = None
+            self._session_breakers.pop(session.id, None)
+        return transition
+
+    def request_breaker(self, key: str, now: float) -> Breaker:
+        """The breaker of a kind of request, made if need be; the least used of too many is forgotten."""
+        breaker = self.request_breakers.get(key)
+        if breaker is not None:
+            self.request_breakers.move_to_end(key)
+            return breaker
+        rule = self.policy.breakers.request
+        breaker = Breaker(Scope.REQUEST, key, self.name, rule, now, lease_s=self.lease_s)
+        self.request_breakers[key] = breaker
+        if len(self.request_breakers) > MAX_REQUEST_BREAKERS:
+            self.request_breakers.popitem(last=False)
+        return breaker
+
+    def breakers(self) -> list[Breaker]:
+        """Every node's breaker, and those of sessions and requests that ever moved."""
+        found = [node.breaker for node in self.nodes.values()]
+        found.extend(b for b in self._session_breakers.values() if b.generation)
+        found.extend(b for b in self.request_breakers.values() if b.generation)
+        return found
+
+    def find(self, scope: Scope, key: str, now: float) -> Breaker | None:
+        """The breaker an operator means; None where this service has never met `key`."""
+        if scope is Scope.NODE:
+            node = self.nodes.get(EndpointKey(key))
+            return None if node is None else node.breaker
+        if scope is Scope.REQUEST:
+            return self.request_breakers.get(key)
+        session = self.sessions.get(SessionId(key))
+        if session is None:
+            return None
+        return session.breaker or self._breaker_of(session, now)
+
+    def _breaker_of(self, session: Session, now: float) -> Breaker:
+        rule = self.policy.breakers.session
+        breaker = Breaker(Scope.SESSION, session.id, self.name, rule, now, lease_s=self.lease_s)
+        session.breaker = self._session_breakers[session.id] = breaker
+        return breaker
+
+    def _trim_sessions(self, now: float, at_most: int) -> None:
+        rule = self.policy.breakers.session
+        sessions = self.sessions
+        oldest_kept = now - rule.idle_s
+        for _ in range(at_most):
+            oldest = next(iter(sessions.values()), None)
+            if oldest is None or (len(sessions) <= rule.max_sessions and oldest.seen_at >= oldest_kept):
+                return
+            del sessions[oldest.id]
+            self._session_breakers.pop(oldest.id, None)
+
+
+class Fleet:
+    """All services of this sidecar. `chance` gives numbers in [0, 1); it is kept here for those who pick."""
+
+    __slots__ = ("_by_model", "chance", "identifier", "services")
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self.chance = chance
+        self.services: dict[ServiceName, ServiceState] = {}
+        self.identifier = Identifier(Identity())
+        self._by_model: dict[str, ServiceState | None] = {}
+
+    def apply(self, snapshot: Snapshot, now: float) -> list[Transition]:
+        """Takes a new policy. Returns the breakers that it closed (their mode is now `off`)."""
+        moved: list[Transition] = []
+        services: dict[ServiceName, ServiceState] = {}
+        for policy in snapshot.services:
+            name = ServiceName(policy.name)
+            service = self.services.get(name) or ServiceState(policy, now)
+            moved.extend(service.use(policy, now))
+            services[name] = service
+        for name, gone in self.services.items():
+            if name not in services:
+                for node in gone.nodes.values():
+                    node.draining = True
+        self.services = services
+        self._by_model.clear()
+        self.identifier = Identifier(snapshot.identity)
+        return moved
+
+    def service_for(self, model: str) -> ServiceState | None:
+        """The service of a model: an exact name first, else the first glob in the policy's order; None: unknown.
+
+        A request that names no model ("") belongs to the first service.
+        """
+        try:
+            return self._by_model[model]
+        except KeyError:
+            pass
+        services = self.services.values()
+        found: ServiceState | None = None
+        if model:
+            exact = (s for s in services if model in s.policy.models)
+            found = next(exact, None) or next((s for s in services if matches(s.policy.models, model)), None)
+        else:
+            found = next(iter(services), None)
+        if len(self._by_model) >= MAX_MODELS:
+            self._by_model.clear()
+        self._by_model[model] = found
+        return found
+
+    def session(self, service: ServiceState, session: SessionId, now: float) -> Session:
+        """The session's record in a service."""
+        return service.session(session, now)
+
+    def request_breaker(self, service: ServiceState, key: str, now: float) -> Breaker:
+        """The breaker of a kind of request in a service."""
+        return service.request_breaker(key, now)
+
+    def views(self, now: float) -> list[BreakerView]:
+        """Every breaker worth showing: all nodes', and those of sessions and requests that ever moved."""
+        return [
+            BreakerView(b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by)
+            for service in self.services.values()
+            for b in service.breakers()
+        ]
+
+    def override(self, scope: Scope, key: str, action: Action, now: float, by: str) -> list[Transition] | None:
+        """Obeys an operator, in every service that knows `key`; None if none does."""
+        found = [b for service in self.services.values() if (b := service.find(scope, key, now)) is not None]
+        if not found:
+            return None
+        forced = [breaker.force(action, now, by) for breaker in found]
+        return [transition for transition in forced if transition is not None]
+
+
+def _pool(nodes: tuple[Node, ...], unknown_model: bool) -> Pool:
+    return Pool(nodes, frozenset(nodes), tuple(node for node in nodes if node.endpoint.local), unknown_model)
+
+
+def matches(globs: tuple[str, ...], model: str) -> bool:
+    """Whether a model name is among globs (`*`, `?`, `[...]`; case counts)."""
+    return any(glob == "*" or glob == model or fnmatchcase(model, glob) for glob in globs)
