@@ -1,0 +1,202 @@
+"""The admin pages: aiohttp, beside the data path and never in it.
+
+Looking is for everybody who reaches the port. Changing (`POST`) is for this machine alone: the peer's address decides,
+no header does. A browser on this machine is no operator: what comes with a foreign `Origin`, or to a name that is not
+this machine's (DNS rebinding), is refused.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from socket import AF_UNIX, socket
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from sidecar.admin import views
+from sidecar.admin.facts import Facts
+from sidecar.admin.ready import readiness
+from sidecar.core.breaker import Action, Scope
+
+MAX_BODY_BYTES = 64 << 10
+"""No page takes a body; this is what a client may send before it is cut off."""
+
+STOP_S = 1.0
+"""How long a page under way may take when the server stops: all but the metrics take a few milliseconds."""
+
+ACTIONS: Mapping[str, Action] = {"open": "open", "close": "close", "reset": "reset"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminServer:
+    """The admin pages on a socket, while the context lasts; entering it gives the port (0 on a unix socket)."""
+
+    def __init__(self, facts: Facts, host: str, port: int, socket_path: str) -> None:
+        self._host = host
+        self._port = port
+        self._socket_path = socket_path
+        self._runner = web.AppRunner(application(facts), access_log=None, handle_signals=False, shutdown_timeout=STOP_S)
+
+    async def __aenter__(self) -> int:
+        """Listen. OSError if the address cannot be had."""
+        await self._runner.setup()
+        try:
+            if self._socket_path:
+                site: web.BaseSite = web.UnixSite(self._runner, self._socket_path)
+                await site.start()
+                # Whoever may connect may open breakers: its owner alone.
+                Path(self._socket_path).chmod(0o600)  # noqa: ASYNC240 - one call, at the start
+                return 0
+            tcp = web.TCPSite(self._runner, self._host, self._port)
+            await tcp.start()
+            return tcp.port
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening; pages under way get `STOP_S`."""
+        await self._runner.cleanup()
+        if self._socket_path:
+            Path(self._socket_path).unlink(missing_ok=True)  # noqa: ASYNC240 - one call, at the end
+
+
+def serve_admin(facts: Facts, host: str, port: int, *, socket_path: str = "") -> AdminServer:
+    """`async with serve_admin(facts, host, port) as bound_port`. Port 0 picks one; a `socket_path` replaces both."""
+    return AdminServer(facts, host, port, socket_path)
+
+
+def application(facts: Facts) -> web.Application:
+    """The pages over `facts`."""
+    pages = _Pages(facts)
+    app = web.Application(middlewares=[_errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/livez", pages.livez)
+    app.router.add_get("/readyz", pages.readyz)
+    app.router.add_get("/healthz", pages.healthz)
+    app.router.add_get("/metrics", pages.metrics)
+    app.router.add_get("/breakers", pages.breakers)
+    # A key holds slashes (`/run/vllm.sock`, `POST /v1/completions`), encoded or not, and anything a client may send.
+    app.router.add_post(r"/breakers/{scope}/{key:(?s:.+)}/{action}", pages.override)
+    app.router.add_get("/routes", pages.routes)
+    app.router.add_get(r"/sessions/{id:(?s:.+)}", pages.sessions)
+    app.router.add_get("/policy", pages.policy)
+    app.router.add_post("/drain", pages.drain)
+    return app
+
+
+class _Pages:
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    async def livez(self, request: web.Request) -> web.Response:
+        return _json({"live": True})
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        facts = self._facts
+        verdict = readiness(facts.phase, facts.store.current, facts.fleet, facts.now())
+        return _json(verdict, 200 if verdict.ready else 503)
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        page = views.health(self._facts)
+        return _json(page, 200 if page.status == "ready" else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        body, content_type = await self._facts.exposition(request.headers.get("accept", ""))
+        return web.Response(body=body, headers={"content-type": content_type})
+
+    async def breakers(self, request: web.Request) -> web.Response:
+        return _json(views.breakers(self._facts))
+
+    async def override(self, request: web.Request) -> web.Response:
+        _require_operator(request)
+        scope, key, action = (request.match_info[name] for name in ("scope", "key", "action"))
+        order = ACTIONS.get(action)
+        if scope not in set(Scope) or order is None:
+            return _error(404, "scopes are request, session, node; actions are open, close, reset", "unknown_action")
+        facts = self._facts
+        transitions = facts.fleet.override(Scope(scope), key, order, facts.now(), "operator")
+        if transitions is None:
+            return _error(404, "no such breaker", "unknown_breaker")
+        for transition in transitions:
+            facts.recorder.transition(transition)
+        return _json([line for line in views.breakers(facts) if line.scope == scope and line.key == key])
+
+    async def routes(self, request: web.Request) -> web.Response:
+        return _json(views.routes(self._facts))
+
+    async def sessions(self, request: web.Request) -> web.Response:
+        lines = views.sessions(self._facts, request.match_info["id"])
+        return _json(lines) if lines else _error(404, "no such session", "unknown_session")
+
+    async def policy(self, request: web.Request) -> web.Response:
+        return _json(views.policy(self._facts))
+
+    async def drain(self, request: web.Request) -> web.Response:
+        _require_operator(request)
+        self._facts.drain()
+        return _json({"draining": True}, 202)
+
+
+def _require_operator(request: web.Request) -> None:
+    if not _is_local(request):
+        raise web.HTTPForbidden(text="only from this machine")
+    origin = request.headers.get("origin")
+    if origin is not None and not (
+        origin == f"{request.scheme}://{request.host}" and _names_this_machine(request.host)
+    ):
+        raise web.HTTPForbidden(text="not from a page of another origin")
+
+
+def _is_local(request: web.Request) -> bool:
+    transport = request.transport
+    if transport is None:
+        return False
+    sock: socket | None = transport.get_extra_info("socket")
+    if sock is not None and sock.family == AF_UNIX:
+        return True
+    peer = transport.get_extra_info("peername")
+    return isinstance(peer, tuple) and _is_loopback(str(peer[0]))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return bool((mapped or ip).is_loopback)
+
+
+def _names_this_machine(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name == "localhost" or _is_loopback(name)
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        words = {403: error.text, 404: "no such page", 405: "no such method here", 413: "too large"}
+        response = _error(error.status, words.get(error.status) or error.reason, error.reason.lower().replace(" ", "_"))
+        if "allow" in error.headers:
+            response.headers["allow"] = error.headers["allow"]
+        return response
+
+
+def _json(page: object, status: int = 200) -> web.Response:
+    return web.Response(body=views.encode(page), status=status, content_type="application/json")
+
+
+def _error(status: int, message: str, code: str) -> web.Response:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return _json({"error": error}, status)

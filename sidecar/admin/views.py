@@ -1,0 +1,224 @@
+"""The JSON that the admin pages show, as frozen structs read off the fleet."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from sidecar.admin.facts import Facts
+from sidecar.admin.ready import readiness, usable
+from sidecar.core.fleet import Fleet, Node, ServiceState
+from sidecar.kernel.ids import SessionId
+from sidecar.policy.duration import format_seconds
+from sidecar.policy.schema import Seconds, Snapshot
+
+
+class BreakerLine(msgspec.Struct, frozen=True):
+    """One breaker. `since` is ISO 8601 in UTC; `by` is empty unless an operator set it; `version` grows with change."""
+
+    scope: str
+    key: str
+    service: str
+    state: str
+    version: int
+    since: str
+    why: str
+    by: str
+
+
+class EndpointLine(msgspec.Struct, frozen=True):
+    """One endpoint of a service. `models` null: unknown; `overloaded_s`: seconds left of its Retry-After, or 0."""
+
+    key: str
+    url: str
+    version: str
+    zone: str
+    local: bool
+    state: str
+    usable: bool
+    in_flight: int
+    waiting: int
+    draining: bool
+    overloaded_s: float
+    models: list[str] | None
+
+
+class RouteLine(msgspec.Struct, frozen=True):
+    """One service: which models it takes, how it splits them, and where they go."""
+
+    service: str
+    models: tuple[str, ...]
+    split: dict[str, float]
+    fallback: str
+    sessions: int
+    endpoints: list[EndpointLine]
+
+
+class SessionLine(msgspec.Struct, frozen=True):
+    """A session in one service. `endpoint` is where it is bound now, `home` where it returns to."""
+
+    service: str
+    id: str
+    state: str
+    version: str
+    endpoint: str
+    home: str
+    seen: str
+
+
+class PolicyPage(msgspec.Struct, frozen=True):
+    """The policy in force, as it could be written, and what became of the last attempt to replace it."""
+
+    version: int
+    generation: int
+    failed: int
+    last_error: str | None
+    warnings: tuple[str, ...]
+    policy: Snapshot
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part of the process, for `/healthz`."""
+
+    ok: bool
+    detail: str
+
+
+class HealthPage(msgspec.Struct, frozen=True):
+    """`status` is `ready` or `not_ready`; `reason` is empty when ready."""
+
+    status: str
+    reason: str
+    phase: str
+    parts: dict[str, Part]
+
+
+def breakers(facts: Facts) -> list[BreakerLine]:
+    """Every breaker that ever tripped, and every endpoint's."""
+    now, wall = facts.now(), facts.wall()
+    return [
+        BreakerLine(
+            scope=view.scope,
+            key=view.key,
+            service=view.service,
+            state=view.state.value,
+            version=view.version,
+            since=iso(wall - (now - view.since)),
+            why=view.why,
+            by=view.by,
+        )
+        for view in facts.fleet.views(now)
+    ]
+
+
+def routes(facts: Facts) -> list[RouteLine]:
+    """Every service with its endpoints."""
+    now = facts.now()
+    return [_route(str(name), service, now) for name, service in facts.fleet.services.items()]
+
+
+def sessions(facts: Facts, session_id: str) -> list[SessionLine]:
+    """What each service knows of a session; empty if none does. Looking does not keep it alive."""
+    now, wall = facts.now(), facts.wall()
+    lines = []
+    for name, service in facts.fleet.services.items():
+        session = service.sessions.get(SessionId(session_id))
+        if session is not None:
+            lines.append(
+                SessionLine(
+                    service=str(name),
+                    id=session.id,
+                    state=session.breaker.state.value if session.breaker else "closed",
+                    version=session.version or "",
+                    endpoint=session.node_key or "",
+                    home=session.home_key or "",
+                    seen=iso(wall - (now - session.seen_at)),
+                )
+            )
+    return lines
+
+
+def policy(facts: Facts) -> PolicyPage:
+    """The policy in force."""
+    store = facts.store
+    return PolicyPage(
+        version=store.current.version,
+        generation=store.generation,
+        failed=store.failed,
+        last_error=store.last_error,
+        warnings=store.current.warnings,
+        policy=store.current,
+    )
+
+
+def health(facts: Facts) -> HealthPage:
+    """Readiness, part by part."""
+    now = facts.now()
+    store = facts.store
+    verdict = readiness(facts.phase, store.current, facts.fleet, now)
+    able, total = _count(facts.fleet, now)
+    return HealthPage(
+        status="ready" if verdict.ready else "not_ready",
+        reason=verdict.reason,
+        phase=facts.phase.value,
+        parts={
+            "policy": Part(store.last_error is None, store.last_error or f"version {store.current.version}"),
+            "endpoints": Part(able > 0, f"{able} of {total} usable"),
+        },
+    )
+
+
+def encode(page: object) -> bytes:
+    """JSON; durations as a policy file writes them."""
+    return _ENCODER.encode(page)
+
+
+def iso(unix_s: float) -> str:
+    """ISO 8601 in UTC, milliseconds."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _route(name: str, service: ServiceState, now: float) -> RouteLine:
+    rules = service.policy
+    return RouteLine(
+        service=name,
+        models=rules.models,
+        split=rules.split,
+        fallback=rules.fallback,
+        sessions=len(service.sessions),
+        endpoints=[_endpoint(node, now) for node in service.nodes.values()],
+    )
+
+
+def _endpoint(node: Node, now: float) -> EndpointLine:
+    endpoint = node.endpoint
+    return EndpointLine(
+        key=node.key,
+        url=endpoint.url,
+        version=endpoint.version,
+        zone=endpoint.zone,
+        local=endpoint.local,
+        state=node.breaker.state.value,
+        usable=usable(node, now),
+        in_flight=node.in_flight,
+        waiting=node.waiting,
+        draining=node.draining,
+        overloaded_s=max(0.0, round(node.overload_until - now, 3)),
+        models=None if node.models is None else sorted(node.models),
+    )
+
+
+def _count(fleet: Fleet, now: float) -> tuple[int, int]:
+    able = total = 0
+    for service in fleet.services.values():
+        total += len(service.nodes)
+        able += sum(usable(node, now) for node in service.nodes.values())
+    return able, total
+
+
+def _duration(value: object) -> str:
+    if isinstance(value, Seconds):
+        return format_seconds(value)
+    raise NotImplementedError(f"no JSON for {type(value)}")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_duration)

@@ -1,0 +1,418 @@
+"""Every metric there is, in one file.
+
+Names are `sidecar_<noun>_<unit>[_total]`, and the GenAI semantic conventions' where those have one (dots become
+underscores, seconds are appended). Labels are bounded: service, version and endpoint come from policy, model goes
+through `ModelNames`, all else is an enum. Sessions, requests and users are never labels.
+
+Two kinds: what is counted when a record ends (plain numbers, see `series`), and what is read off the fleet at the
+scrape. A scrape renders in a thread, so that thousands of series do not hold up the streams.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+
+from sidecar.core.breaker import State, Transition
+from sidecar.core.fleet import Fleet
+from sidecar.kernel.errors import Reason
+from sidecar.kernel.ids import EndpointKey
+from sidecar.kernel.outcome import Ending, Result
+from sidecar.proxy.ports import AttemptRecord, RequestRecord
+from sidecar.telemetry.labels import ModelNames, status_word
+from sidecar.telemetry.series import Cell, Counters, Histograms, Labels, Summaries
+from sidecar.wire.call import API_BY_PATH
+
+# Bounds as the GenAI semantic conventions advise them (opentelemetry.io, gen-ai-metrics).
+DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+TPOT_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+GAP_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+STATE_NUMBER: Mapping[State, int] = MappingProxyType({State.CLOSED: 0, State.OPEN: 1, State.HALF_OPEN: 2})
+
+INFERENCE_PATHS = frozenset(path.decode() for path in API_BY_PATH)
+
+Source = Callable[[], float]
+
+Watched = Literal[
+    "requests_in_flight",
+    "downstream_connections",
+    "upstream_connections",
+    "ready",
+    "draining",
+    "policy_version",
+    "log_lines_dropped",
+]
+"""What other parts own and the scrape reads."""
+
+WATCHED: Mapping[Watched, tuple[Literal["gauge", "counter"], str]] = MappingProxyType(
+    {
+        "requests_in_flight": ("gauge", "Requests that have begun and not ended"),
+        "downstream_connections": ("gauge", "Open connections from clients"),
+        "upstream_connections": ("gauge", "Open connections to engines, idle ones included"),
+        "ready": ("gauge", "1 while /readyz answers 200"),
+        "draining": ("gauge", "1 from the beginning of the drain"),
+        "policy_version": ("gauge", "Version of the policy snapshot in force"),
+        "log_lines_dropped": ("counter", "Log lines lost because the reader of the log was too slow"),
+    }
+)
+
+
+class Metrics:
+    """The registry and everything in it. Written by the loop's thread only; recording never waits, never raises."""
+
+    def __init__(self, build: str = "") -> None:
+        self.registry = CollectorRegistry()
+        self.models = ModelNames()
+        self._request_series: dict[tuple[str, str, str, int], _RequestSeries] = {}
+        self._attempt_series: dict[tuple[str, str, str], _AttemptSeries] = {}
+        self._rendering = asyncio.Lock()
+
+        three: Labels = ("service", "model", "version")
+        gen_ai: Labels = ("service", "gen_ai_request_model", "version")
+        self.requests = self._counters(
+            "sidecar_requests_total",
+            "Requests that ended, by what the client got",
+            (*three, "outcome", "status", "reason"),
+        )
+        self.retries = self._counters("sidecar_retries_total", "Wire attempts beyond the first of their request", three)
+        self.tokens = self._counters("sidecar_stream_tokens_total", "Token-bearing events relayed in streams", three)
+        self.downstream_bytes = self._counters(
+            "sidecar_downstream_bytes_total", "Body bytes from (in) and to (out) clients", (*three, "direction")
+        )
+        self.refused_heads = self._counters(
+            "sidecar_refused_heads_total",
+            "Requests that never became one: malformed, oversized or too slow heads",
+            ("reason",),
+        )
+        self.duration = self._histograms(
+            "gen_ai_server_request_duration_seconds",
+            "Inference requests, from their head to their last byte",
+            (*gen_ai, "outcome"),
+            DURATION_S,
+        )
+        self.ttft = self._histograms(
+            "gen_ai_server_time_to_first_token_seconds", "From a request's head to its first token", gen_ai, TTFT_S
+        )
+        self.tpot = self._histograms(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time after the first token, per further token, of complete streams",
+            gen_ai,
+            TPOT_S,
+        )
+        self.gap = self._histograms(
+            "sidecar_token_gap_max_seconds", "The longest gap between two tokens of a stream", three, GAP_S
+        )
+        self.usage = self._histograms(
+            "gen_ai_client_token_usage",
+            "Tokens per request as the engine reported them",
+            (*gen_ai, "gen_ai_token_type"),
+            TOKENS,
+        )
+
+        node: Labels = ("service", "version", "endpoint")
+        self.attempts = self._counters(
+            "sidecar_attempts_total", "Wire attempts that ended, by how", (*node, "ending", "outcome")
+        )
+        self.attempt_duration = self._summaries("sidecar_attempt_duration_seconds", "Wire attempts", node)
+        self.attempt_ttft = self._summaries(
+            "sidecar_attempt_time_to_first_token_seconds", "Wire attempts, to their first token", node
+        )
+        self.attempt_connections = self._counters(
+            "sidecar_attempt_connections_total",
+            "Attempts by whether their connection was new or reused",
+            (*node, "kind"),
+        )
+        self.malformed_events = self._counters(
+            "sidecar_malformed_events_total", "Events in answers that are not what their API says", node
+        )
+        self.malformed_upstream_bytes = self._counters(
+            "sidecar_malformed_upstream_total",
+            "Answers that are not HTTP, or bytes after an answer's end",
+            ("endpoint",),
+        )
+
+        self.transitions = self._counters(
+            "sidecar_breaker_transitions_total",
+            "Breaker transitions; endpoint only in scope node",
+            ("scope", "service", "endpoint", "old", "new"),
+        )
+        self.policy_loads = self._counters(
+            "sidecar_policy_loads_total", "Policy loads: applied, or refused with the last good kept", ("outcome",)
+        )
+        # Both exist from the start, so that an alert on a rise sees the first one.
+        self._applied = self.policy_loads.child(("applied",))
+        self._refused = self.policy_loads.child(("refused",))
+
+        self.live = LiveGauges(build)
+        self.registry.register(self.live)
+        ProcessCollector(registry=self.registry)
+
+    def request(self, record: RequestRecord) -> None:
+        """Count one request that ended."""
+        result = record.result
+        label = self.models.label(record.model, result is Result.SUCCESS)
+        # By identity: an Enum's hash is a Python function, and its members live as long as the process.
+        key = (record.service, label, record.version, id(result))
+        series = self._request_series.get(key)
+        if series is None:
+            series = _RequestSeries(self, (record.service, label, record.version, result.value))
+            self._request_series[key] = series
+        series.take(record)
+
+    def attempt(self, record: AttemptRecord) -> None:
+        """Count one wire attempt that ended."""
+        key = (record.service, record.version, record.endpoint)
+        series = self._attempt_series.get(key)
+        if series is None:
+            series = self._attempt_series[key] = _AttemptSeries(self, key)
+        series.take(record)
+
+    def transition(self, transition: Transition) -> None:
+        """Count one breaker transition."""
+        endpoint = transition.key if transition.scope == "node" else ""
+        self.transitions.child(
+            (transition.scope, transition.service, endpoint, transition.old.value, transition.new.value)
+        ).n += 1
+
+    def refused(self, reason: Reason) -> None:
+        """Count a head that was refused."""
+        self.refused_heads.child((reason.value,)).n += 1
+
+    def malformed_upstream(self, endpoint: EndpointKey) -> None:
+        """Count bytes of an engine that are not HTTP."""
+        self.malformed_upstream_bytes.child((endpoint,)).n += 1
+
+    def policy_load(self, applied: bool) -> None:
+        """Count a policy load: applied, or refused."""
+        (self._applied if applied else self._refused).n += 1
+
+    def watch(self, name: Watched, source: Source) -> None:
+        """Read `source()` at every scrape, on the loop's thread; it must not wait."""
+        self.live.sources[name] = source
+
+    def watch_fleet(self, fleet: Fleet, now: Source) -> None:
+        """Read breakers, sessions and load off `fleet` at every scrape; `now`: monotonic seconds."""
+        self.live.fleet = fleet
+        self.live.now = now
+
+    def retain(self, fleet: Fleet) -> None:
+        """Forget the series of services and endpoints that `fleet` no longer has. Call after a policy was applied."""
+        services = {str(name) for name in fleet.services} | {""}
+        nodes = {(str(name), str(key)) for name, service in fleet.services.items() for key in service.nodes}
+        endpoints = {key for _, key in nodes}
+        # The series objects hold the children that are dropped here; counting on in them would count in the void.
+        self._request_series.clear()
+        self._attempt_series.clear()
+        for family in (self.requests, self.retries, self.tokens, self.downstream_bytes):
+            family.retain(lambda labels: labels[0] in services)
+        for histograms in (self.duration, self.ttft, self.tpot, self.gap, self.usage):
+            histograms.retain(lambda labels: labels[0] in services)
+        for counters in (self.attempts, self.attempt_connections, self.malformed_events):
+            counters.retain(lambda labels: (labels[0], labels[2]) in nodes)
+        for summaries in (self.attempt_duration, self.attempt_ttft):
+            summaries.retain(lambda labels: (labels[0], labels[2]) in nodes)
+        self.malformed_upstream_bytes.retain(lambda labels: labels[0] in endpoints)
+        self.transitions.retain(
+            lambda labels: labels[1] in services and (not labels[2] or (labels[1], labels[2]) in nodes)
+        )
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition for an `Accept` header: bytes and their content type. One scrape at a time renders."""
+        encode, content_type = choose_encoder(accept)
+        async with self._rendering:
+            self.live.freeze()
+            return await asyncio.to_thread(encode, self.registry), content_type
+
+    def _counters(self, name: str, text: str, labels: Labels) -> Counters:
+        family = Counters(name, text, labels)
+        self.registry.register(family)
+        return family
+
+    def _summaries(self, name: str, text: str, labels: Labels) -> Summaries:
+        family = Summaries(name, text, labels)
+        self.registry.register(family)
+        return family
+
+    def _histograms(self, name: str, text: str, labels: Labels, bounds: tuple[float, ...]) -> Histograms:
+        family = Histograms(name, text, labels, bounds)
+        self.registry.register(family)
+        return family
+
+
+class _RequestSeries:
+    """What the requests of one service, model, version and outcome increment, looked up once."""
+
+    __slots__ = (
+        "_labels",
+        "_metrics",
+        "bytes_in",
+        "bytes_out",
+        "completion",
+        "duration",
+        "gap",
+        "outcomes",
+        "prompt",
+        "retries",
+        "tokens",
+        "tpot",
+        "ttft",
+    )
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, str, str, str]) -> None:
+        three = labels[:3]
+        self._metrics = metrics
+        self._labels = labels
+        self.outcomes: dict[tuple[int, Reason | None], Cell] = {}
+        self.retries = metrics.retries.child(three)
+        self.tokens = metrics.tokens.child(three)
+        self.bytes_in = metrics.downstream_bytes.child((*three, "in"))
+        self.bytes_out = metrics.downstream_bytes.child((*three, "out"))
+        self.duration = metrics.duration.child(labels)
+        self.ttft = metrics.ttft.child(three)
+        self.tpot = metrics.tpot.child(three)
+        self.gap = metrics.gap.child(three)
+        self.prompt = metrics.usage.child((*three, "input"))
+        self.completion = metrics.usage.child((*three, "output"))
+
+    def take(self, record: RequestRecord) -> None:
+        outcome = self.outcomes.get((record.status, record.reason))
+        if outcome is None:
+            outcome = self._outcome(record.status, record.reason)
+        outcome.n += 1
+        self.bytes_in.n += record.bytes_in
+        self.bytes_out.n += record.bytes_out
+        if record.attempts > 1:
+            self.retries.n += record.attempts - 1
+        if record.path in INFERENCE_PATHS:
+            self.duration.observe(record.duration_s)
+        tokens = record.tokens
+        ttft_s = record.ttft_s
+        if ttft_s is not None:
+            self.tokens.n += tokens
+            self.ttft.observe(ttft_s)
+            if tokens > 1 and record.result is Result.SUCCESS:
+                self.tpot.observe((record.duration_s - ttft_s) / (tokens - 1))
+        if record.max_gap_s is not None:
+            self.gap.observe(record.max_gap_s)
+        if record.prompt_tokens is not None:
+            self.prompt.observe(record.prompt_tokens)
+        if record.completion_tokens is not None:
+            self.completion.observe(record.completion_tokens)
+
+    def _outcome(self, status: int, reason: Reason | None) -> Cell:
+        labels = (*self._labels, status_word(status), reason.value if reason else "")
+        cell = self.outcomes[status, reason] = self._metrics.requests.child(labels)
+        return cell
+
+
+class _AttemptSeries:
+    """What the attempts on one endpoint of one service increment."""
+
+    __slots__ = ("_key", "_metrics", "duration", "endings", "malformed", "new", "reused", "ttft")
+
+    def __init__(self, metrics: Metrics, key: tuple[str, str, str]) -> None:
+        self._key = key
+        self._metrics = metrics
+        self.endings: dict[tuple[Ending, int], Cell] = {}
+        self.duration = metrics.attempt_duration.child(key)
+        self.ttft = metrics.attempt_ttft.child(key)
+        self.malformed = metrics.malformed_events.child(key)
+        self.new = metrics.attempt_connections.child((*key, "new"))
+        self.reused = metrics.attempt_connections.child((*key, "reused"))
+
+    def take(self, record: AttemptRecord) -> None:
+        ending = self.endings.get((record.ending, id(record.result)))
+        if ending is None:
+            ending = self._metrics.attempts.child((*self._key, record.ending.value, record.result.value))
+            self.endings[record.ending, id(record.result)] = ending
+        ending.n += 1
+        self.duration.observe(record.duration_s)
+        if record.ttft_s is not None:
+            self.ttft.observe(record.ttft_s)
+        if record.malformed_events:
+            self.malformed.n += record.malformed_events
+        if record.reused_connection:
+            self.reused.n += 1
+        else:
+            self.new.n += 1
+
+
+class LiveGauges:
+    """What is not counted but read at the scrape: the fleet's state, and what `watch` was given.
+
+    `freeze` reads on the loop's thread, `collect` then renders what was read, wherever it runs; without a `freeze`
+    before it, `collect` reads for itself.
+    """
+
+    def __init__(self, build: str) -> None:
+        self.sources: dict[Watched, Source] = {}
+        self.fleet: Fleet | None = None
+        self.now: Source = float
+        self._build = build
+        self._frozen: list[Metric] | None = None
+
+    def freeze(self) -> None:
+        """Read everything now. Must run where the fleet is changed."""
+        self._frozen = [*self._watched(), *(self._of_fleet(self.fleet, self.now()) if self.fleet else ())]
+
+    def describe(self) -> Iterable[Metric]:
+        """Registration: these names are nobody else's."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Scrape."""
+        if self._frozen is None:
+            self.freeze()
+        frozen, self._frozen = self._frozen or [], None
+        return frozen
+
+    def _watched(self) -> Iterable[Metric]:
+        info = Metric("sidecar_build", "The running build", "info")
+        info.add_sample("sidecar_build_info", {"version": self._build}, 1)
+        yield info
+        for name, source in self.sources.items():
+            kind, text = WATCHED[name]
+            metric = Metric(f"sidecar_{name}", text, kind)
+            metric.add_sample(f"sidecar_{name}_total" if kind == "counter" else f"sidecar_{name}", {}, source())
+            yield metric
+
+    def _of_fleet(self, fleet: Fleet, now: float) -> Iterable[Metric]:
+        state = Metric("sidecar_breaker_state", "Endpoint's breaker: 0 closed, 1 open, 2 half-open", "gauge")
+        in_flight = Metric("sidecar_endpoint_in_flight", "Attempts running on the endpoint", "gauge")
+        waiting = Metric("sidecar_endpoint_waiting", "Requests queued in the engine, as it reports", "gauge")
+        healthy = Metric("sidecar_endpoint_healthy", "1 while the engine answers its health check", "gauge")
+        overloaded = Metric("sidecar_endpoint_overloaded", "1 while the endpoint's Retry-After runs", "gauge")
+        shadow = Metric("sidecar_breaker_shadow_denied", "Permits a shadow breaker would have refused", "counter")
+        held = Metric("sidecar_breaker_held_closed", "Trips refused to keep the share of closed endpoints", "counter")
+        sessions = Metric("sidecar_sessions", "Sessions remembered", "gauge")
+        not_closed = Metric("sidecar_breakers_not_closed", "Breakers open or half-open", "gauge")
+        for name, service in fleet.services.items():
+            of_service = {"service": str(name)}
+            sessions.add_sample(sessions.name, of_service, len(service.sessions))
+            for node in service.nodes.values():
+                labels = {"service": str(name), "endpoint": str(node.key)}
+                breaker = node.breaker
+                state.add_sample(state.name, labels, STATE_NUMBER[breaker.state])
+                in_flight.add_sample(in_flight.name, labels, node.in_flight)
+                waiting.add_sample(waiting.name, labels, node.waiting)
+                healthy.add_sample(healthy.name, labels, int(node.healthy))
+                overloaded.add_sample(overloaded.name, labels, int(node.overload_until > now))
+                shadow.add_sample(shadow.name + "_total", labels, breaker.shadow_denied)
+                held.add_sample(held.name + "_total", labels, breaker.held_closed)
+        counts: dict[tuple[str, str], int] = {}
+        for view in fleet.views(now):
+            if view.state is not State.CLOSED:
+                key = (view.scope, view.service)
+                counts[key] = counts.get(key, 0) + 1
+        for name in fleet.services:
+            for scope in ("node", "request", "session"):
+                labels = {"scope": scope, "service": str(name)}
+                not_closed.add_sample(not_closed.name, labels, counts.get((scope, str(name)), 0))
+        return (state, in_flight, waiting, healthy, overloaded, shadow, held, sessions, not_closed)

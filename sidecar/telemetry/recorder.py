@@ -1,0 +1,65 @@
+"""What the request path tells the world, as metrics and log lines."""
+
+from typing import Final
+
+from sidecar.core.breaker import State, Transition
+from sidecar.kernel.errors import Reason
+from sidecar.kernel.ids import EndpointKey
+from sidecar.proxy.ports import AttemptRecord, RequestRecord
+from sidecar.telemetry.logs import Logs
+from sidecar.telemetry.metrics import Metrics
+from sidecar.telemetry.render import Wall
+
+QUIET_S: Final = 10.0
+"""An endpoint's broken bytes are logged once per this long; the metric counts all."""
+
+
+class TelemetryRecorder:
+    """`proxy.ports.Recorder` over metrics and logs. `wall`: Unix seconds."""
+
+    __slots__ = ("_logs", "_metrics", "_quiet_until", "_wall")
+
+    def __init__(self, metrics: Metrics, logs: Logs, wall: Wall) -> None:
+        self._metrics = metrics
+        self._logs = logs
+        self._wall = wall
+        self._quiet_until: dict[EndpointKey, float] = {}
+
+    def attempt(self, record: AttemptRecord) -> None:
+        """Metrics only: the request's line tells how many attempts it took."""
+        self._metrics.attempt(record)
+
+    def request(self, record: RequestRecord) -> None:
+        """Metrics and the canonical line."""
+        self._metrics.request(record)
+        self._logs.request(record)
+
+    def transition(self, transition: Transition) -> None:
+        """Metrics and an event: a warning when a breaker opens."""
+        self._metrics.transition(transition)
+        log = self._logs.event.warning if transition.new is State.OPEN else self._logs.event.info
+        log(
+            "breaker",
+            scope=transition.scope.value,
+            key=transition.key,
+            service=transition.service,
+            old=transition.old.value,
+            new=transition.new.value,
+            why=transition.why,
+            evidence=transition.evidence,
+            generation=transition.generation,
+        )
+
+    def refused(self, reason: Reason) -> None:
+        """Metrics only: whoever sends garbage must not be able to fill the log."""
+        self._metrics.refused(reason)
+
+    def malformed_upstream(self, endpoint: EndpointKey) -> None:
+        """Metrics, and an event now and then."""
+        self._metrics.malformed_upstream(endpoint)
+        now = self._wall()
+        if now >= self._quiet_until.get(endpoint, now):
+            if len(self._quiet_until) >= 1000:
+                self._quiet_until.clear()
+            self._quiet_until[endpoint] = now + QUIET_S
+            self._logs.event.warning("malformed_upstream", endpoint=endpoint)
