@@ -1,0 +1,55 @@
+"""Requests as bytes, and the answers they must get, for the tests of the simulated engine."""
+
+import json
+
+from sidecar.demo.dialect import SHAPES, Spec, whole_stream
+
+CHAT = b"/v1/chat/completions"
+
+
+def post(
+    body: bytes,
+    path: bytes = CHAT,
+    *headers: bytes,
+    request_id: str = "r1",
+    version: bytes = b"1.1",
+) -> bytes:
+    """A POST with a content-length."""
+    lines = [
+        b"POST %b HTTP/%b" % (path, version),
+        b"host: engine",
+        b"x-request-id: " + request_id.encode(),
+        b"content-length: %d" % len(body),
+        *headers,
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def get(path: bytes, method: bytes = b"GET") -> bytes:
+    return b"%b %b HTTP/1.1\r\nhost: engine\r\n\r\n" % (method, path)
+
+
+def ask(tokens: int, *, stream: bool, **more: object) -> bytes:
+    """An inference body for an answer of `tokens` tokens."""
+    return json.dumps({"model": "demo", "stream": stream, "max_tokens": tokens, **more}).encode()
+
+
+def spec_for(body: bytes, tokens: int, *, usage: bool = False, choices: int = 1) -> Spec:
+    """What the engine makes of `ask(tokens)` sent by `post` with its default request id."""
+    return Spec("demo", "r1", tokens, len(body) // 4, "length", choices, usage)
+
+
+def stream_for(body: bytes, tokens: int, path: bytes = CHAT, *, usage: bool = False, choices: int = 1) -> bytes:
+    """The body of the right streamed answer, unchunked."""
+    return whole_stream(SHAPES[path](spec_for(body, tokens, usage=usage, choices=choices)), tokens)
+
+
+def plain_for(body: bytes, tokens: int, path: bytes = CHAT) -> bytes:
+    """The body of the right plain answer."""
+    return SHAPES[path](spec_for(body, tokens)).plain()
+
+
+def begun_for(body: bytes, tokens: int, sent: int) -> bytes:
+    """The first `sent` tokens of a chat stream with what precedes them."""
+    shape = SHAPES[CHAT](spec_for(body, tokens))
+    return shape.opening() + b"".join(shape.token(index) for index in range(sent))
