@@ -19,7 +19,8 @@ from email.utils import parsedate_to_datetime
 
 from sidecar.kernel.exchange import Header
 from sidecar.kernel.outcome import Ending
-from sidecar.wire.answer import AnswerError
+from sidecar.wire.answer import Answer, AnswerError
+from sidecar.wire.stream import StreamReader
 
 _OVERLOAD_WORDS = (
     "queue is full",
@@ -138,6 +139,29 @@ def ending_of_error(error: AnswerError) -> Ending:
     if _names(error) & _CLIENT_NAMES:
         return Ending.CLIENT_ERROR_IN_BAND
     return Ending.OVERLOADED_IN_BAND if _is_overload(error) else Ending.ERROR_IN_BAND
+
+
+def ending_of_stream(stream: StreamReader, clean: bool) -> Ending:
+    """How an attempt ended whose event stream is over; `clean`: its body's framing said so, it was not cut off.
+
+    An end marker makes even a cut stream complete: all that the client waits for has gone out.
+    """
+    if stream.error is not None:
+        return ending_of_error(stream.error)
+    if stream.terminal and stream.events:
+        return Ending.COMPLETE
+    if not clean:
+        return Ending.TRUNCATED
+    if not stream.events:
+        return Ending.EMPTY
+    return Ending.COMPLETE if stream.complete else Ending.TRUNCATED
+
+
+def ending_of_answer(answer: Answer) -> Ending:
+    """How an attempt ended that answered an inference with a whole body under a 2xx."""
+    if answer.error is not None:
+        return ending_of_error(answer.error)
+    return Ending.EMPTY if answer.malformed else Ending.COMPLETE
 
 
 _IN_BAND = {

@@ -13,11 +13,14 @@ import msgspec
 from sidecar.wire.call import Api
 
 _TEXT_LIMIT = 512
-"""Characters kept of an error message: it goes to a log line, and engines echo prompts in theirs."""
+"""Characters kept of an error's text: what classifies stands at its start, what follows is often the prompt."""
 
 
 class AnswerError(msgspec.Struct, frozen=True):
-    """An error as an engine words it. `type` is empty and `code` None where it names none."""
+    """An error as an engine words it. `type` is empty and `code` None where it names none.
+
+    `message` is cut to 512 characters and may quote the prompt: it classifies, it does not go to a log.
+    """
 
     message: str
     type: str = ""
@@ -43,10 +46,10 @@ class Answer(msgspec.Struct, frozen=True):
 class UsageBody(msgspec.Struct, frozen=True, gc=False):
     """`usage` in any API's words."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: int | float | None = None
+    completion_tokens: int | float | None = None
+    input_tokens: int | float | None = None
+    output_tokens: int | float | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True, gc=False):
@@ -86,9 +89,9 @@ def read_answer(api: Api | None, body: bytes, *, status: int = 200) -> Answer:
     """
     failed = status >= 400
     try:
-        parsed = _body(body)
-    except (msgspec.DecodeError, RecursionError):
-        return Answer(error=read_error(body) if failed else _strict_error(body), malformed=True)
+        parsed = _decode(body)
+    except (ValueError, RecursionError):
+        return Answer(error=read_error(body, soft=failed), malformed=True)
     whole = _is_whole(api, parsed)
     soft = failed or not (whole or api is None or api is Api.OTHER)
     error = _error_of(parsed.error, parsed.kind, parsed.type, parsed.code, parsed.message, parsed.detail, soft=soft)
@@ -116,11 +119,35 @@ def read_error(body: bytes, *, soft: bool = True) -> AnswerError | None:
     except (ValueError, RecursionError):
         return AnswerError(text[:_TEXT_LIMIT].decode("utf-8", "replace")) if soft and text else None
     if isinstance(parsed, dict):
-        get = parsed.get
-        return _error_of(
-            get("error"), get("object"), get("type"), get("code"), get("message"), get("detail"), soft=soft
-        )
+        return error_in(parsed, soft=soft)
     return AnswerError(_text(parsed)) if soft and parsed else None
+
+
+def error_in(parsed: dict[str, object], *, soft: bool) -> AnswerError | None:
+    """As `read_error`, of a JSON object that is already built."""
+    get = parsed.get
+    return _error_of(get("error"), get("object"), get("type"), get("code"), get("message"), get("detail"), soft=soft)
+
+
+def python_json(data: bytes) -> object:
+    """What Python's reader takes and the fast one does not: a BOM, UTF-16, NaN (read as null), lone surrogates.
+
+    Python's engines write and read all of them. Raises ValueError or RecursionError on what is no JSON even so.
+    """
+    return json.loads(data, parse_constant=_null)
+
+
+def _null(_: str) -> None:
+    return None
+
+
+def _decode(body: bytes) -> _Body:
+    try:
+        return _body(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return _body(json.dumps(python_json(body)))
 
 
 def usage_of(body: UsageBody | None, before: Usage | None = None) -> Usage | None:
@@ -132,7 +159,11 @@ def usage_of(body: UsageBody | None, before: Usage | None = None) -> Usage | Non
     if before is not None:
         prompt = before.prompt_tokens if prompt is None else prompt
         completion = before.completion_tokens if completion is None else completion
-    return Usage(prompt, completion)
+    return Usage(_whole(prompt), _whole(completion))
+
+
+def _whole(count: float | None) -> int | None:
+    return count if count is None else int(count)
 
 
 def error_from(value: object) -> AnswerError:
@@ -157,16 +188,11 @@ def _error_of(
         )
     if kind == "error" or type_ == "error":
         return AnswerError(_text(message or detail), _flat_name(type_), _code(code))
-    if soft and (message or detail):
-        inner = detail if isinstance(detail, dict) else None
-        if inner is not None and not message:
-            return error_from(inner)
-        return AnswerError(_text(message or detail), _flat_name(type_), _code(code))
+    if soft and message and isinstance(message, str):
+        return AnswerError(_text(message), _flat_name(type_), _code(code))
+    if soft and detail:
+        return error_from(detail)
     return None
-
-
-def _strict_error(body: bytes) -> AnswerError | None:
-    return read_error(body, soft=False) if b'"error"' in body else None
 
 
 def _is_whole(api: Api | None, body: _Body) -> bool:

@@ -184,14 +184,17 @@ def _integer(name: str, value: _Number) -> int | None:
 
 
 def _lenient(body: bytes, cause: msgspec.DecodeError) -> _Body:
-    """What Python's own reader takes, Python's engines take: a BOM, UTF-16, NaN, lone surrogates."""
+    """What Python's own reader takes, Python's engines take: a BOM, UTF-16, NaN."""
     try:
-        parsed = json.loads(body)
-        return _body(json.dumps(parsed, ensure_ascii=True, allow_nan=True).encode())
+        return _body(json.dumps(json.loads(body, parse_constant=_null)))
     except msgspec.ValidationError as exc:
         raise _bad(_wording(exc)) from exc
     except (ValueError, RecursionError) as exc:
         raise _bad(f"the body is not valid JSON: {cause}") from exc
+
+
+def _null(_: str) -> None:
+    return None
 
 
 def _wording(exc: msgspec.ValidationError) -> str:

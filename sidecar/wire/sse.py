@@ -43,8 +43,8 @@ class SseReader:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that `data` completed, in order; empty if none."""
-        if not self._slow and data[-2:] == b"\n\n" and b"\r" not in data and len(data) <= self._limit:
-            if data.find(b"\n") == len(data) - 2 and data[:6] == b"data: ":
+        if not self._slow and data[-2:] == b"\n\n" and b"\r" not in data:
+            if data.find(b"\n") == len(data) - 2 and data[:6] == b"data: " and len(data) <= self._limit:
                 return [(b"", data[6:-2])]
             events: list[Event] = []
             self._split(data, events)
@@ -136,17 +136,20 @@ class SseReader:
 
     def _split(self, data: bytes, events: list[Event]) -> None:
         for block in data.split(b"\n\n"):
-            if block[:6] == b"data: " and b"\n" not in block:
-                if len(block) > self._limit:
-                    self.oversized += 1
-                else:
-                    events.append((b"", block[6:]))
-            elif block:
+            line = block.find(b"\n")
+            if line == 0:
                 block = block.lstrip(b"\n")
-                if len(block) > self._limit:
-                    self.oversized += 1
-                else:
-                    self._event(block, events)
+                line = block.find(b"\n")
+            if len(block) > self._limit:
+                self.oversized += 1
+            elif line < 0 and block[:6] == b"data: ":
+                events.append((b"", block[6:]))
+            elif (
+                block[:7] == b"event: " and block[line + 1 : line + 7] == b"data: " and block.find(b"\n", line + 7) < 0
+            ):
+                events.append((block[7:line], block[line + 7 :]))
+            elif block:
+                self._event(block, events)
 
     def _event(self, block: bytes, events: list[Event], *, count: bool = True) -> None:
         kind = b""

@@ -9,13 +9,12 @@ decode is looked at again by Python's lenient reader (NaN, lone surrogates: Pyth
 counts as malformed. An error wins over every later end marker: engines end broken streams with `[DONE]`, too.
 """
 
-import json
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
-from sidecar.wire.answer import AnswerError, Usage, UsageBody, error_from, read_error, usage_of
+from sidecar.wire.answer import AnswerError, Usage, UsageBody, error_from, error_in, python_json, read_error, usage_of
 from sidecar.wire.call import Api
 from sidecar.wire.sse import LIMIT_BYTES, SseReader
 
@@ -122,8 +121,8 @@ _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 class StreamReader:
     """Reads one answer's event stream.
 
-    `tokens`: token-bearing events. `events`: events in all. `malformed`: events that are not their API's JSON, or too
-    long to be read. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
+    `tokens`: token-bearing events. `events`: readable events, `[DONE]` and blank ones not counted; zero at the end is an
+    answer of nothing. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
     in-band error. `tool_call`: what came last belongs to a tool call, so the next gap may be longer.
     """
 
@@ -201,8 +200,11 @@ class StreamReader:
             return True
         if self._sse.pending and self._sse.tail.strip() != b"[DONE]":
             return False
-        if self._api is Api.OTHER:
+        if self._api is Api.OTHER or self._api is Api.EMBEDDINGS:
             return self.events > 0
+        if self._api is Api.RESPONSES and self._sse.oversized:
+            # The end marker repeats the whole answer; one too long to be read is no proof that it did not come.
+            return True
         if self._seen is not None:
             return self._finished is not None and self._seen <= self._finished
         return self.finish_reason is not None
@@ -212,7 +214,7 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
         chunk = _decode_chunk(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, data, _Chunk)
+        lenient = _look_again(reader, kind, data, _Chunk)
         if lenient is None:
             return
         chunk = lenient
@@ -229,12 +231,12 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
             _turn_to(reader, choice.index)
         delta = choice.delta
         if delta is not None:
-            if delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.audio:
-                token = True
-                reader.tool_call = False
-            elif delta.tool_calls or delta.function_call:
+            if delta.tool_calls or delta.function_call:
                 token = True
                 reader.tool_call = True
+            elif delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.audio:
+                token = True
+                reader.tool_call = False
             elif choice.logprobs is not None or choice.token_ids:
                 token = token or _is_silent_token(choice)
         elif choice.text:
@@ -274,7 +276,7 @@ def _see_response(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
         event = _decode_response(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, data, _ResponseEvent)
+        lenient = _look_again(reader, kind, data, _ResponseEvent)
         if lenient is None:
             return
         event = lenient
@@ -314,7 +316,7 @@ def _see_message(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
         event = _decode_message(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, data, _MessageEvent)
+        lenient = _look_again(reader, kind, data, _MessageEvent)
         if lenient is None:
             return
         event = lenient
@@ -322,7 +324,7 @@ def _see_message(reader: StreamReader, kind: bytes, data: bytes) -> None:
     delta = event.delta
     if name == "content_block_delta":
         if delta is None:
-            reader._malformed += 1
+            _malformed(reader)
         elif delta.partial_json:
             reader.tokens += 1
             reader.tool_call = True
@@ -357,7 +359,7 @@ def _see_other(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
         event = _decode_other(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, data, _OtherEvent)
+        lenient = _look_again(reader, kind, data, _OtherEvent)
         if lenient is None:
             return
         event = lenient
@@ -383,32 +385,40 @@ _MARKED = frozenset({Api.CHAT, Api.COMPLETIONS, Api.EMBEDDINGS, Api.OTHER})
 """APIs whose end marker is `[DONE]`; behind another API's marker it is an ornament."""
 
 
-def _look_again(reader: StreamReader, data: bytes, shape: type[_Shape]) -> _Shape | None:
+def _look_again(reader: StreamReader, kind: bytes, data: bytes, shape: type[_Shape]) -> _Shape | None:
     """What the fast reader refused: the end marker, a blank event, Python's JSON, or malformed (counted)."""
     text = data.strip()
-    if not text:
-        return None
-    if text.startswith(b"[DONE]"):
-        if reader._api in _MARKED:
+    if not text or text.startswith(b"[DONE]"):
+        reader.events -= 1
+        if text and reader._api in _MARKED:
             reader.terminal = True
         return None
     try:
-        return msgspec.convert(json.loads(text), shape)
+        return msgspec.convert(python_json(text), shape)
     except (ValueError, RecursionError):
-        _unusual(reader, b"", data, told=False)
+        _unusual(reader, kind, data, told=False)
         return None
 
 
 def _unusual(reader: StreamReader, kind: bytes, data: bytes, *, told: bool) -> None:
     """An event that is an error, or else (unless it `told` something of its API) malformed."""
-    error = read_error(data, soft=kind == b"error")
-    if error is None and not told:
-        soft = read_error(data)
-        error = soft if data.lstrip()[:1] == b"{" and soft is not None and soft.message[:1] != "{" else None
-    if error is None and kind == b"error":
-        error = AnswerError("", "error")
+    error: AnswerError | None = None
+    if kind == b"error":
+        error = read_error(data) or AnswerError("", "error")
+    else:
+        try:
+            parsed = python_json(data)
+        except (ValueError, RecursionError):
+            parsed = None
+        if isinstance(parsed, dict):
+            error = error_in(parsed, soft=not told)
     if error is not None:
         if reader.error is None:
             reader.error = error
     elif not told:
-        reader._malformed += 1
+        _malformed(reader)
+
+
+def _malformed(reader: StreamReader) -> None:
+    reader._malformed += 1
+    reader.events -= 1
