@@ -3,7 +3,8 @@
 Filter: serves the model, has the version, is not draining, was not tried by this request, is outside its Retry-After,
 and its breaker lets it. Score: in-flight plus the engine's own queue. Rank: the better of two random ones, and not the
 best of all: everybody's best is the same node, and a herd follows it before its numbers change. Two at random also
-look at two nodes and not ten thousand; all are visited only when several draws found nobody.
+look at two nodes and not ten thousand; all are visited only when several draws found nobody, and that nobody can
+serve is remembered until a breaker moves.
 
 1. A node that may be probed gets the next request, before any score, whatever that request's session is: otherwise
    the nodes that are well keep everything and no open breaker would ever close. Re-sent requests are spared: they
@@ -15,7 +16,8 @@ look at two nodes and not ten thousand; all are visited only when several draws 
 3. With `return_home` a moved session goes back as soon as the node it left may serve again. It leaves only what
    refuses and returns only to what does not, so it moves once per trip and once per recovery: no ping-pong. Without
    `return_home` it stays where it moved to.
-4. `pick` writes nothing but the node's permit. `bind` writes the binding, once the node has accepted.
+4. `pick` writes nothing but the node's permit. `bind` writes the binding, once the node has accepted. A probe binds
+   nobody: what is on trial may refuse the session's next request.
 5. When nobody can serve, the reason speaks of the nodes that this request has not tried: all open, `breaker_open` and
    the earliest probe; any of them only full, `overloaded` and the earliest of all; none left, `no_endpoint`.
 """
@@ -31,7 +33,9 @@ from sidecar.core.fleet import Node, Pool, ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, VersionName
 
-DRAWS = 3  # pairs drawn before every node is visited: with half of them open, 1 request in 64 pays for the visit
+FEW = 8  # up to this many nodes, visiting all costs less than drawing again
+DRAWS = 10  # pairs drawn of more than that: with two nodes of three open, 1 request in 3,000 visits all
+RECHECK_S = 1.0  # a draining node may be taken back without anybody saying so
 
 Affinity = Literal["", "bound", "moved", "returned"]
 
@@ -72,10 +76,13 @@ def pick(
     pool = service.pool(model, version)
     if service.policy.balance.affinity == "off":
         session = None
-    if now >= service.roster.probe_at and not tried:
+    stirs = service.roster.stirs
+    if not tried and (now >= pool.probe_at or stirs != pool.stirs):
         node = _probe(service, pool, tried, now)
         if node is not None:
             return _choose(service, session, node, version, now)
+    if now < pool.refused_until and stirs == pool.stirs and not tried:
+        return Unavailable(Reason.BREAKER_OPEN, pool.refused_until)
     if session is not None and session.node_key is not None:
         choice = _preferred(service, session, pool, tried, now)
         if choice is not None:
@@ -93,12 +100,16 @@ def pick(
 def bind(session: Session, choice: Choice, now: float) -> None:
     """Writes where the session is, after the node accepted. A choice that another request overtook changes nothing."""
     key = choice.node.key
+    if choice.permit.probe:
+        return
     if choice.affinity == "moved":
         if session.node_key != choice.left:
             return
         # The first home counts: a session that had to move twice still returns to where its cache is.
         if session.home_key is None:
             session.home_key = choice.left
+        elif session.home_key == key:
+            session.home_key = None
         session.node_key = key
     elif choice.affinity == "returned":
         if session.home_key != key:
@@ -110,6 +121,7 @@ def bind(session: Session, choice: Choice, now: float) -> None:
     else:
         return
     session.version = choice.node.version
+    session.seen_at = now
 
 
 def _usable(node: Node, tried: Collection[EndpointKey], now: float) -> bool:
@@ -118,23 +130,22 @@ def _usable(node: Node, tried: Collection[EndpointKey], now: float) -> bool:
 
 def _probe(service: ServiceState, pool: Pool, tried: Collection[EndpointKey], now: float) -> Node | None:
     """A node of `pool` whose breaker would lend a probe now."""
-    roster = service.roster
     earliest = inf
-    for key, breaker in roster.not_closed.items():
-        if breaker.passes:
+    for key, breaker in service.roster.not_closed.items():
+        node = service.nodes.get(EndpointKey(key))
+        if node is None or breaker.passes or node not in pool.members or key in tried:
             continue
-        at = breaker.probe_at(now)
+        at = max(breaker.probe_at(now), node.overload_until)
+        if node.draining:
+            at = max(at, now + RECHECK_S)
         if at <= now:
-            node = service.nodes.get(EndpointKey(key))
-            if node is not None and _may_probe(node, pool, tried, now):
-                return node
+            return node
         earliest = min(earliest, at)
-    roster.probe_at = earliest
+    if not tried:
+        pool.stirs = service.roster.stirs
+        pool.probe_at = earliest
+        pool.refused_until = -inf
     return None
-
-
-def _may_probe(node: Node, pool: Pool, tried: Collection[EndpointKey], now: float) -> bool:
-    return not node.draining and node.overload_until <= now and node.key not in tried and node in pool.members
 
 
 def _preferred(
@@ -165,7 +176,7 @@ def _draw(
     """The less loaded of two usable nodes at random; None if there is no usable one."""
     count = len(nodes)
     if count > 1:
-        for _ in range(DRAWS):
+        for _ in range(DRAWS if count > FEW else 1):
             first = int(chance() * count)
             second = int(chance() * (count - 1))
             if second >= first:
@@ -197,8 +208,7 @@ def _choose(
     key = session.node_key
     if node.key == key:
         return Choice(node, permit, "bound")
-    if node.key == session.home_key and service.policy.balance.return_home:
-        # Half-open, so not yet recovered: this is its trial, and the session stays where it is.
+    if permit.probe:
         return Choice(node, permit)
     bound = service.nodes.get(key)
     if bound is None or bound.draining or not bound.breaker.passes:
@@ -213,14 +223,19 @@ def _unavailable(pool: Pool, tried: Collection[EndpointKey], now: float) -> Unav
         return Unavailable(Reason.UNKNOWN_MODEL, None)
     earliest = inf
     overloaded = False
+    waits_only = not tried
     for node in pool.nodes:
         if node.draining or node.key in tried:
-            continue
-        if node.breaker.passes or node.breaker.can_probe(now):
+            waits_only = False
+        elif node.breaker.passes or node.breaker.can_probe(now):
             overloaded = True
             earliest = min(earliest, node.overload_until)
         else:
             earliest = min(earliest, max(node.overload_until, node.breaker.retry_at(now)))
     if earliest == inf:
         return Unavailable(Reason.NO_ENDPOINT, None)
-    return Unavailable(Reason.OVERLOADED if overloaded else Reason.BREAKER_OPEN, earliest)
+    if overloaded:
+        return Unavailable(Reason.OVERLOADED, earliest)
+    if waits_only:
+        pool.refused_until = earliest
+    return Unavailable(Reason.BREAKER_OPEN, earliest)

@@ -131,15 +131,15 @@ FRESH = Permit(0)
 class Roster:
     """The breakers of one service that are not closed, and how many must be.
 
-    `probe_at` is a lower bound (monotonic seconds) of when one of them might lend a probe; whoever has looked at all
-    of them raises it.
+    `stirs` grows with everything but time that may change who refuses: what was found out about them all stays true
+    while it stands.
     """
 
-    __slots__ = ("minimum", "not_closed", "probe_at", "size")
+    __slots__ = ("minimum", "not_closed", "size", "stirs")
 
     def __init__(self) -> None:
         self.not_closed: dict[str, Breaker] = {}
-        self.probe_at = -inf
+        self.stirs = 0
         self.size = 0
         self.minimum = 0
 
@@ -237,6 +237,11 @@ class Breaker:
         """Closed, and nothing in its memory speaks against it: a new breaker would judge the same."""
         return self.state is _CLOSED and self._consecutive == 0 and (self._window is None or self._window.marked == 0)
 
+    @property
+    def probes_out(self) -> int:
+        """How many probes are lent, lost ones included until somebody asks for their slot."""
+        return len(self._probes)
+
     def acquire(self, now: float) -> Permit | Denied:
         """Asks for one attempt. Every permit must come back through `record`, with whatever result."""
         if self.state is _CLOSED:
@@ -321,14 +326,15 @@ class Breaker:
             else:
                 self._until = min(self._until, self.since + rule.open_max_s)
                 self._denied = Denied(self._until)
-                self._stir(-inf)
         self._set_passes()
+        self._stir()
         return transition
 
     def forget(self) -> None:
         """Leaves its roster: the thing it judged is gone."""
         if self._roster is not None:
             self._roster.not_closed.pop(self.key, None)
+            self._stir()
             self._roster = None
 
     def _failed(self, now: float, why: str) -> Transition | None:
@@ -360,7 +366,7 @@ class Breaker:
         lease = self._probes.pop(permit.id, None)
         if lease is None:
             return None
-        self._stir(now)
+        self._stir()
         if lease <= now:
             return None
         if result is _FAILURE:
@@ -390,10 +396,9 @@ class Breaker:
         self._until = now + self._wait_s
         self._denied = Denied(self._until)
 
-    def _stir(self, at: float) -> None:
-        roster = self._roster
-        if roster is not None and at < roster.probe_at:
-            roster.probe_at = at
+    def _stir(self) -> None:
+        if self._roster is not None:
+            self._roster.stirs += 1
 
     def _set_passes(self) -> None:
         self.passes = self.state is _CLOSED or not (self._enforced or self._held)
@@ -417,7 +422,7 @@ class Breaker:
                 self._roster.not_closed.pop(self.key, None)
             else:
                 self._roster.not_closed[self.key] = self
-                self._stir(self._until if new is _OPEN else -inf)
+            self._stir()
         return Transition(self.scope, self.key, self.service, old, new, now, why, evidence, self.generation)
 
 

@@ -33,21 +33,31 @@ MAX_POOLS = 128  # (model, version) pairs remembered; each may list every node
 LEASE_SLACK_S = 5.0  # a probe may take its total deadline; what comes this much later is lost
 
 
-class Pool(msgspec.Struct, frozen=True):
+class Pool:
     """The nodes that may serve one model and version, whatever their state; `local` are those marked so.
 
     `members` are the nodes again, to be asked for one. `unknown_model` is true where nodes exist but none serves the
-    model.
+    model. What was last found out about their breakers holds while the roster's `stirs` is still `stirs`: nobody lends
+    a probe before `probe_at`, everybody refuses until `refused_until` (monotonic seconds).
     """
 
-    nodes: tuple["Node", ...]
-    members: frozenset["Node"]
-    local: tuple["Node", ...]
-    unknown_model: bool
+    __slots__ = ("local", "members", "nodes", "probe_at", "refused_until", "stirs", "unknown_model")
+
+    def __init__(self, nodes: tuple["Node", ...], unknown_model: bool) -> None:
+        self.nodes = nodes
+        self.members = frozenset(nodes)
+        self.local = tuple(node for node in nodes if node.endpoint.local)
+        self.unknown_model = unknown_model
+        self.stirs = -1
+        self.probe_at = -inf
+        self.refused_until = -inf
 
 
 class BreakerView(msgspec.Struct, frozen=True):
-    """A breaker as operators see it. `since` is monotonic seconds; `version` grows with every change."""
+    """A breaker as operators see it. Times are monotonic seconds; `version` grows with every change.
+
+    `retry_at` is when a refused client should ask again: now, if none is refused.
+    """
 
     scope: Scope
     key: str
@@ -57,6 +67,7 @@ class BreakerView(msgspec.Struct, frozen=True):
     since: float
     why: str
     by: str
+    retry_at: float
 
 
 class Node:
@@ -176,6 +187,8 @@ class ServiceState:
 
     def use(self, policy: Service, now: float) -> list[Transition]:
         """Takes a new policy and keeps what is known of every endpoint that is still in it."""
+        before = self.policy
+        lease_before_s = self.lease_s
         self.policy = policy
         self._pools.clear()
         self.split = tuple((VersionName(version), part) for version, part in policy.split.items() if part > 0)
@@ -183,6 +196,7 @@ class ServiceState:
         self.budget.use(retry.budget_ratio, retry.budget_min, retry.window_s, now)
         breakers = policy.breakers
         lease_s = self.lease_s
+        same = breakers == before.breakers and lease_s == lease_before_s
         moved: list[Transition | None] = []
         nodes: dict[EndpointKey, Node] = {}
         for endpoint in policy.endpoints:
@@ -194,15 +208,17 @@ class ServiceState:
             else:
                 node.endpoint = endpoint
                 node.version = VersionName(endpoint.version)
-                moved.append(node.breaker.use_rule(breakers.node, now, lease_s=lease_s))
+                if not same:
+                    moved.append(node.breaker.use_rule(breakers.node, now, lease_s=lease_s))
             nodes[key] = node
         for gone in self.nodes.values():
             gone.draining = True
             gone.breaker.forget()
         self.nodes = nodes
         self.roster.resize(len(nodes), breakers.node.min_closed_ratio)
-        moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())
-        moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
+        if not same:
+            moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())
+            moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
         self._trim_sessions(now, len(self.sessions))
         return [transition for transition in moved if transition is not None]
 
@@ -214,12 +230,12 @@ class ServiceState:
             return pool
         if not model:
             nodes = tuple(node for node in self.nodes.values() if version is None or node.version == version)
-            pool = _pool(nodes, False)
+            pool = Pool(nodes, False)
         else:
             whole = self.pool("", version)
             nodes = tuple(node for node in whole.nodes if node.serves(model))
             # Clients make model names up: names that rule nobody out share one pool.
-            pool = whole if len(nodes) == len(whole.nodes) else _pool(nodes, not nodes)
+            pool = whole if len(nodes) == len(whole.nodes) else Pool(nodes, not nodes)
         if len(self._pools) >= MAX_POOLS:
             self._pools.clear()
         self._pools[asked] = pool
@@ -249,12 +265,15 @@ class ServiceState:
     def record_session(
         self, session: Session, permit: Permit, result: Result, now: float, why: str = ""
     ) -> Transition | None:
-        """Gives a session's permit back; makes its breaker at the first failure and drops it when lived down."""
+        """Gives a session's permit back; makes its breaker at the first failure and drops it when lived down.
+
+        The result of a session that was forgotten meanwhile is forgotten too.
+        """
         breaker = session.breaker
         if breaker is None:
             if result is not Result.FAILURE or permit.generation != FRESH.generation:
                 return None
-            if self.policy.breakers.session.mode == "off":
+            if self.policy.breakers.session.mode == "off" or self.sessions.get(session.id) is not session:
                 return None
             breaker = self._breaker_of(session, now)
         transition = breaker.record(permit, result, now, why)
@@ -374,7 +393,7 @@ class Fleet:
     def views(self, now: float) -> list[BreakerView]:
         """Every breaker worth showing: all nodes', and those of sessions and requests that ever moved."""
         return [
-            BreakerView(b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by)
+            BreakerView(b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by, b.retry_at(now))
             for service in self.services.values()
             for b in service.breakers()
         ]
@@ -386,10 +405,6 @@ class Fleet:
             return None
         forced = [breaker.force(action, now, by) for breaker in found]
         return [transition for transition in forced if transition is not None]
-
-
-def _pool(nodes: tuple[Node, ...], unknown_model: bool) -> Pool:
-    return Pool(nodes, frozenset(nodes), tuple(node for node in nodes if node.endpoint.local), unknown_model)
 
 
 def matches(globs: tuple[str, ...], model: str) -> bool:
