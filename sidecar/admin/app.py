@@ -105,7 +105,7 @@ class _Pages:
         return _json(page, 200 if page.status == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        body, content_type = await self._facts.exposition(request.headers.get("accept", ""))
+        body, content_type = await self._facts.exposition()
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def breakers(self, request: web.Request) -> web.Response:

@@ -41,5 +41,5 @@ class Facts(Protocol):
     def drain(self) -> None:
         """Begin to drain; again is harmless."""
 
-    async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The metrics for an `Accept` header, and their content type."""
+    async def exposition(self) -> tuple[bytes, str]:
+        """The metrics and their content type."""

@@ -68,8 +68,7 @@ class Logs:
             _Sink(self),
             processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, _as_is],
             wrapper_class=structlog.make_filtering_bound_logger(LEVEL_NUMBER[level]),
-            cache_logger_on_first_use=True,
-        )
+        ).bind()
         """For events: `logs.event.info("policy_applied", version=3)`; strings, numbers and None as values."""
 
     def request(self, record: RequestRecord) -> None:
@@ -81,8 +80,8 @@ class Logs:
         if access == "errors" and not failed and record.reason is None and record.status < 400:
             return
         if self._json:
-            head = b'{"ts":"%s%s' % (self._stamp().encode(), self._head_warning if failed else self._head_info)
-            self._put(json_line(head, record))
+            head = self._head_warning if failed else self._head_info
+            self._put(json_line(b'{"ts":"' + self._stamp() + head, record))
         else:
             fields = fields_of(record)
             shown = {name: fields[name] for name in CONSOLE_FIELDS}
@@ -91,7 +90,7 @@ class Logs:
     def line(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
         """One event, rendered and handed to the writer."""
         if self._json:
-            head = b'{"ts":"%s","level":"%s",' % (self._stamp().encode(), level.encode())
+            head = b'{"ts":"%s","level":"%s",' % (self._stamp(), level.encode())
             self._put(json_line(head, {"event": event, **self._fixed, **fields}))
         else:
             self._put(console_line(self._stamp(), level, event, fields))

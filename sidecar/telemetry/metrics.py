@@ -5,25 +5,24 @@ underscores, seconds are appended). Labels are bounded: service, version and end
 through `ModelNames`, all else is an enum. Sessions, requests and users are never labels.
 
 Two kinds: what is counted when a record ends (plain numbers, see `series`), and what is read off the fleet at the
-scrape. A scrape renders in a thread, so that thousands of series do not hold up the streams.
+scrape (see `live`). A scrape renders on the loop, a slice at a time; prometheus-client gives the process's own figures.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
-from typing import Literal
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from sidecar.core.breaker import State, Transition
+from sidecar.core.breaker import Scope, Transition
 from sidecar.core.fleet import Fleet
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.proxy.ports import AttemptRecord, RequestRecord
 from sidecar.telemetry.labels import ModelNames, status_word
+from sidecar.telemetry.live import LiveGauges, Source, Watched
 from sidecar.telemetry.series import Cell, Counters, Histograms, Labels, Summaries
 from sidecar.wire.call import API_BY_PATH
 
@@ -34,45 +33,27 @@ TPOT_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 GAP_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-STATE_NUMBER: Mapping[State, int] = MappingProxyType({State.CLOSED: 0, State.OPEN: 1, State.HALF_OPEN: 2})
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Every Prometheus reads this format, whatever else it asks for."""
+
+SLICE: Final = 100
+"""Pieces rendered before the loop may go on: some 300 us at worst."""
 
 INFERENCE_PATHS = frozenset(path.decode() for path in API_BY_PATH)
-
-Source = Callable[[], float]
-
-Watched = Literal[
-    "requests_in_flight",
-    "downstream_connections",
-    "upstream_connections",
-    "ready",
-    "draining",
-    "policy_version",
-    "log_lines_dropped",
-]
-"""What other parts own and the scrape reads."""
-
-WATCHED: Mapping[Watched, tuple[Literal["gauge", "counter"], str]] = MappingProxyType(
-    {
-        "requests_in_flight": ("gauge", "Requests that have begun and not ended"),
-        "downstream_connections": ("gauge", "Open connections from clients"),
-        "upstream_connections": ("gauge", "Open connections to engines, idle ones included"),
-        "ready": ("gauge", "1 while /readyz answers 200"),
-        "draining": ("gauge", "1 from the beginning of the drain"),
-        "policy_version": ("gauge", "Version of the policy snapshot in force"),
-        "log_lines_dropped": ("counter", "Log lines lost because the reader of the log was too slow"),
-    }
-)
 
 
 class Metrics:
     """The registry and everything in it. Written by the loop's thread only; recording never waits, never raises."""
 
     def __init__(self, build: str = "") -> None:
-        self.registry = CollectorRegistry()
+        self.live = LiveGauges(build)
         self.models = ModelNames()
         self._request_series: dict[tuple[str, str, str, int], _RequestSeries] = {}
         self._attempt_series: dict[tuple[str, str, str], _AttemptSeries] = {}
         self._rendering = asyncio.Lock()
+        self._families: list[Counters | Summaries | Histograms] = []
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
 
         three: Labels = ("service", "model", "version")
         gen_ai: Labels = ("service", "gen_ai_request_model", "version")
@@ -150,10 +131,6 @@ class Metrics:
         self._applied = self.policy_loads.child(("applied",))
         self._refused = self.policy_loads.child(("refused",))
 
-        self.live = LiveGauges(build)
-        self.registry.register(self.live)
-        ProcessCollector(registry=self.registry)
-
     def request(self, record: RequestRecord) -> None:
         """Count one request that ended."""
         result = record.result
@@ -176,7 +153,7 @@ class Metrics:
 
     def transition(self, transition: Transition) -> None:
         """Count one breaker transition."""
-        endpoint = transition.key if transition.scope == "node" else ""
+        endpoint = transition.key if transition.scope is Scope.NODE else ""
         self.transitions.child(
             (transition.scope, transition.service, endpoint, transition.old.value, transition.new.value)
         ).n += 1
@@ -223,26 +200,34 @@ class Metrics:
             lambda labels: labels[1] in services and (not labels[2] or (labels[1], labels[2]) in nodes)
         )
 
-    async def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition for an `Accept` header: bytes and their content type. One scrape at a time renders."""
-        encode, content_type = choose_encoder(accept)
+    async def render(self) -> tuple[bytes, str]:
+        """The exposition and its content type. One scrape at a time renders; each lets the loop go on in between."""
         async with self._rendering:
-            self.live.freeze()
-            return await asyncio.to_thread(encode, self.registry), content_type
+            pieces = self._pieces()
+            text = []
+            while some := list(islice(pieces, SLICE)):
+                text.append("".join(some).encode())
+                await asyncio.sleep(0)
+            # Reads /proc.
+            text.append(await asyncio.to_thread(generate_latest, self._process))
+            return b"".join(text), CONTENT_TYPE
+
+    def _pieces(self) -> Iterator[str]:
+        return chain(self.live.pieces(), chain.from_iterable(family.pieces() for family in self._families))
 
     def _counters(self, name: str, text: str, labels: Labels) -> Counters:
         family = Counters(name, text, labels)
-        self.registry.register(family)
+        self._families.append(family)
         return family
 
     def _summaries(self, name: str, text: str, labels: Labels) -> Summaries:
         family = Summaries(name, text, labels)
-        self.registry.register(family)
+        self._families.append(family)
         return family
 
     def _histograms(self, name: str, text: str, labels: Labels, bounds: tuple[float, ...]) -> Histograms:
         family = Histograms(name, text, labels, bounds)
-        self.registry.register(family)
+        self._families.append(family)
         return family
 
 
@@ -342,77 +327,3 @@ class _AttemptSeries:
             self.reused.n += 1
         else:
             self.new.n += 1
-
-
-class LiveGauges:
-    """What is not counted but read at the scrape: the fleet's state, and what `watch` was given.
-
-    `freeze` reads on the loop's thread, `collect` then renders what was read, wherever it runs; without a `freeze`
-    before it, `collect` reads for itself.
-    """
-
-    def __init__(self, build: str) -> None:
-        self.sources: dict[Watched, Source] = {}
-        self.fleet: Fleet | None = None
-        self.now: Source = float
-        self._build = build
-        self._frozen: list[Metric] | None = None
-
-    def freeze(self) -> None:
-        """Read everything now. Must run where the fleet is changed."""
-        self._frozen = [*self._watched(), *(self._of_fleet(self.fleet, self.now()) if self.fleet else ())]
-
-    def describe(self) -> Iterable[Metric]:
-        """Registration: these names are nobody else's."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """Scrape."""
-        if self._frozen is None:
-            self.freeze()
-        frozen, self._frozen = self._frozen or [], None
-        return frozen
-
-    def _watched(self) -> Iterable[Metric]:
-        info = Metric("sidecar_build", "The running build", "info")
-        info.add_sample("sidecar_build_info", {"version": self._build}, 1)
-        yield info
-        for name, source in self.sources.items():
-            kind, text = WATCHED[name]
-            metric = Metric(f"sidecar_{name}", text, kind)
-            metric.add_sample(f"sidecar_{name}_total" if kind == "counter" else f"sidecar_{name}", {}, source())
-            yield metric
-
-    def _of_fleet(self, fleet: Fleet, now: float) -> Iterable[Metric]:
-        state = Metric("sidecar_breaker_state", "Endpoint's breaker: 0 closed, 1 open, 2 half-open", "gauge")
-        in_flight = Metric("sidecar_endpoint_in_flight", "Attempts running on the endpoint", "gauge")
-        waiting = Metric("sidecar_endpoint_waiting", "Requests queued in the engine, as it reports", "gauge")
-        healthy = Metric("sidecar_endpoint_healthy", "1 while the engine answers its health check", "gauge")
-        overloaded = Metric("sidecar_endpoint_overloaded", "1 while the endpoint's Retry-After runs", "gauge")
-        shadow = Metric("sidecar_breaker_shadow_denied", "Permits a shadow breaker would have refused", "counter")
-        held = Metric("sidecar_breaker_held_closed", "Trips refused to keep the share of closed endpoints", "counter")
-        sessions = Metric("sidecar_sessions", "Sessions remembered", "gauge")
-        not_closed = Metric("sidecar_breakers_not_closed", "Breakers open or half-open", "gauge")
-        for name, service in fleet.services.items():
-            of_service = {"service": str(name)}
-            sessions.add_sample(sessions.name, of_service, len(service.sessions))
-            for node in service.nodes.values():
-                labels = {"service": str(name), "endpoint": str(node.key)}
-                breaker = node.breaker
-                state.add_sample(state.name, labels, STATE_NUMBER[breaker.state])
-                in_flight.add_sample(in_flight.name, labels, node.in_flight)
-                waiting.add_sample(waiting.name, labels, node.waiting)
-                healthy.add_sample(healthy.name, labels, int(node.healthy))
-                overloaded.add_sample(overloaded.name, labels, int(node.overload_until > now))
-                shadow.add_sample(shadow.name + "_total", labels, breaker.shadow_denied)
-                held.add_sample(held.name + "_total", labels, breaker.held_closed)
-        counts: dict[tuple[str, str], int] = {}
-        for view in fleet.views(now):
-            if view.state is not State.CLOSED:
-                key = (view.scope, view.service)
-                counts[key] = counts.get(key, 0) + 1
-        for name in fleet.services:
-            for scope in ("node", "request", "session"):
-                labels = {"scope": scope, "service": str(name)}
-                not_closed.add_sample(not_closed.name, labels, counts.get((scope, str(name)), 0))
-        return (state, in_flight, waiting, healthy, overloaded, shadow, held, sessions, not_closed)

@@ -27,22 +27,27 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Stamp:
-    """ISO 8601 in UTC with milliseconds, off a clock in Unix seconds; the second is formatted once."""
+    """ISO 8601 in UTC with milliseconds, off a clock in Unix seconds; what repeats is not formatted again."""
 
-    __slots__ = ("_second", "_text", "_wall")
+    __slots__ = ("_millisecond", "_second", "_seconds", "_text", "_wall")
 
     def __init__(self, wall: Wall) -> None:
         self._wall = wall
+        self._millisecond = -1
         self._second = -1
-        self._text = ""
+        self._seconds = ""
+        self._text = b""
 
-    def __call__(self) -> str:
-        now = self._wall()
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{self._text}.{int((now - second) * 1000):03d}Z"
+    def __call__(self) -> bytes:
+        millisecond = int(self._wall() * 1000)
+        if millisecond != self._millisecond:
+            self._millisecond = millisecond
+            second, rest = divmod(millisecond, 1000)
+            if second != self._second:
+                self._second = second
+                self._seconds = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            self._text = b"%s.%03dZ" % (self._seconds.encode(), rest)
+        return self._text
 
 
 def json_line(head: bytes, record: msgspec.Struct | Mapping[str, Field]) -> bytes:
@@ -59,9 +64,9 @@ def json_line(head: bytes, record: msgspec.Struct | Mapping[str, Field]) -> byte
     return head + json.dumps(fields, separators=(",", ":"), default=str).encode()[1:] + b"\n"
 
 
-def console_line(stamp: str, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
+def console_line(stamp: bytes, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
     """`12:00:01.234 info  event key=value ...`; empty values are left out, a trace-back is indented below."""
-    words = [stamp[11:-1], f"{level:<7}", printable(event)]
+    words = [stamp[11:-1].decode(), f"{level:<7}", printable(event)]
     trace = ""
     for name, value in fields.items():
         if value is None or value == "":

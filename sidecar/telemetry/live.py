@@ -1,0 +1,131 @@
+"""Gauges that nobody counts: they are read off the fleet, and off whom `main` names, at every scrape."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from sidecar.core.breaker import Scope, State
+from sidecar.core.fleet import Fleet, Node
+from sidecar.telemetry.series import Kind, header, label_text
+
+Source = Callable[[], float]
+
+Watched = Literal[
+    "requests_in_flight",
+    "downstream_connections",
+    "upstream_connections",
+    "ready",
+    "draining",
+    "policy_version",
+    "log_lines_dropped",
+]
+"""What other parts own and the scrape reads."""
+
+WATCHED: Mapping[Watched, tuple[str, Kind, str]] = MappingProxyType(
+    {
+        "requests_in_flight": ("sidecar_requests_in_flight", "gauge", "Requests that have begun and not ended"),
+        "downstream_connections": ("sidecar_downstream_connections", "gauge", "Open connections from clients"),
+        "upstream_connections": ("sidecar_upstream_connections", "gauge", "Open connections to engines, idle included"),
+        "ready": ("sidecar_ready", "gauge", "1 while /readyz answers 200"),
+        "draining": ("sidecar_draining", "gauge", "1 from the beginning of the drain"),
+        "policy_version": ("sidecar_policy_version", "gauge", "Version of the policy snapshot in force"),
+        "log_lines_dropped": ("sidecar_log_lines_dropped_total", "counter", "Log lines lost to a slow reader"),
+    }
+)
+
+STATE_NUMBER: Mapping[State, int] = MappingProxyType({State.CLOSED: 0, State.OPEN: 1, State.HALF_OPEN: 2})
+
+NODE_METRICS: tuple[tuple[str, Kind, str, Callable[[Node, float], float]], ...] = (
+    (
+        "sidecar_breaker_state",
+        "gauge",
+        "Endpoint's breaker: 0 closed, 1 open, 2 half-open",
+        lambda node, now: STATE_NUMBER[node.breaker.state],
+    ),
+    (
+        "sidecar_breaker_shadow_denied_total",
+        "counter",
+        "Requests that the endpoint's breaker would have refused, were it enforced",
+        lambda node, now: node.breaker.shadow_denied,
+    ),
+    (
+        "sidecar_breaker_held_closed_total",
+        "counter",
+        "Trips of the endpoint's breaker refused to keep the share of closed endpoints",
+        lambda node, now: node.breaker.held_closed,
+    ),
+    (
+        "sidecar_endpoint_in_flight",
+        "gauge",
+        "Attempts running on the endpoint",
+        lambda node, now: node.in_flight,
+    ),
+    (
+        "sidecar_endpoint_waiting",
+        "gauge",
+        "Requests queued in the engine, as it last reported",
+        lambda node, now: node.waiting,
+    ),
+    (
+        "sidecar_endpoint_healthy",
+        "gauge",
+        "1 while the engine answers its health check; a stalled engine does",
+        lambda node, now: int(node.healthy),
+    ),
+    (
+        "sidecar_endpoint_overloaded",
+        "gauge",
+        "1 while the endpoint's Retry-After runs",
+        lambda node, now: int(node.overload_until > now),
+    ),
+)
+
+
+class LiveGauges:
+    """Set the attributes, then ask for `pieces` at every scrape. `now`: the fleet's clock, monotonic seconds."""
+
+    __slots__ = ("build", "fleet", "now", "sources")
+
+    def __init__(self, build: str) -> None:
+        self.build = build
+        self.sources: dict[Watched, Source] = {}
+        self.fleet: Fleet | None = None
+        self.now: Source = float
+
+    def pieces(self) -> Iterator[str]:
+        """The text; may be suspended between pieces while the fleet changes."""
+        yield header("sidecar_build_info", "The running build", "gauge")
+        yield f"sidecar_build_info{{{label_text(('version',), (self.build,))}}} 1\n"
+        for watched, source in list(self.sources.items()):
+            name, kind, text = WATCHED[watched]
+            yield f"{header(name, text, kind)}{name} {source()}\n"
+        if self.fleet is not None:
+            yield from self._services(self.fleet)
+            yield from self._nodes(self.fleet)
+
+    def _services(self, fleet: Fleet) -> Iterator[str]:
+        services = list(fleet.services.items())
+        yield header("sidecar_sessions", "Sessions remembered", "gauge")
+        for name, service in services:
+            yield f"sidecar_sessions{{{label_text(('service',), (name,))}}} {len(service.sessions)}\n"
+        yield header("sidecar_breakers_not_closed", "Breakers open or half-open", "gauge")
+        for name, service in services:
+            # Sessions and kinds of request are no labels, so they are counted.
+            count = Counter(breaker.scope for breaker in service.breakers() if breaker.state is not State.CLOSED)
+            for scope in Scope:
+                labels = label_text(("scope", "service"), (scope, name))
+                yield f"sidecar_breakers_not_closed{{{labels}}} {count[scope]}\n"
+
+    def _nodes(self, fleet: Fleet) -> Iterator[str]:
+        now = self.now()
+        lines: list[list[str]] = [[header(name, text, kind)] for name, kind, text, _ in NODE_METRICS]
+        for service, state in list(fleet.services.items()):
+            for node in list(state.nodes.values()):
+                labels = label_text(("service", "endpoint"), (service, node.key))
+                for (name, _, _, read), into in zip(NODE_METRICS, lines, strict=True):
+                    into.append(f"{name}{{{labels}}} {read(node, now)}\n")
+                # Lines of a metric must stand together, so nothing is given yet, but the loop may go on here.
+                yield ""
+        for into in lines:
+            yield "".join(into)
