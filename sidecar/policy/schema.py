@@ -1,6 +1,8 @@
 """The structs that policy files become: frozen, strict, every number bounded on both sides.
 
-Durations are strings with a unit in the file (`250ms`, `10s`, `5m`) and seconds (`*_s`) in the struct.
+Durations are strings with a unit in the file (`250ms`, `10s`, `5m`) and seconds (`*_s`) in the struct. The bounds here
+are what `read` enforces and what the JSON Schema says; rules between fields are in `check`. Building a struct by hand
+checks neither: files are the border, code behind it is trusted.
 """
 
 from typing import Annotated, Literal
@@ -8,9 +10,21 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from sidecar.policy.duration import format_seconds
+
 Mode = Literal["enforce", "shadow", "off"]
 Engine = Literal["vllm", "triton", "deepspeed"]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+# Names end up as metric labels, header values and URL segments: a few plain characters only.
+Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+Place = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:/-]*$")]
+Text = Annotated[str, Meta(max_length=1024, pattern=r"^[^\u0000-\u001f\u007f]*$")]
+Url = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^(https?://[!-~]+|unix:///[^\u0000- \u007f]+)$")]
+Glob = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\u0000-\u001f\u007f]*$")]
+HeaderName = Annotated[str, Meta(max_length=128, pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]*$")]
+Globs = Annotated[tuple[Glob, ...], Meta(max_length=1000)]
+Part = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
 class Seconds(float):
@@ -19,25 +33,36 @@ class Seconds(float):
     __slots__ = ()
 
 
+def encode_hook(value: object) -> object:
+    """For msgspec encoders: policy structs go out as they are written in files."""
+    if isinstance(value, Seconds):
+        return format_seconds(value)
+    raise NotImplementedError(f"{type(value).__name__} is not of a policy")
+
+
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A struct that refuses what it does not know."""
 
 
-class Endpoint(Strict):
-    """One engine's socket."""
+class Endpoint(Strict, frozen=True, kw_only=True):
+    """One engine's socket.
 
-    url: str
+    `url`: http://host[:port], https://host[:port] or unix:///path, without a path of requests. `models` empty: serves
+    none. `local`: in our own pod. `tls_ca` empty: the system's authorities.
+    """
+
+    url: Url
     engine: Engine = "vllm"
-    version: str = "v1"
-    zone: str = ""
-    node: str = ""
-    models: tuple[str, ...] = ("*",)
+    version: Name = "v1"
+    zone: Place = ""
+    node: Place = ""
+    models: Globs = ("*",)
     local: bool = False
-    tls_ca: str = ""
+    tls_ca: Text = ""
     tls_verify: bool = True
 
 
-class Deadlines(Strict):
+class Deadlines(Strict, frozen=True, kw_only=True):
     """How long each phase of an attempt may take."""
 
     connect_s: Seconds = field(name="connect", default=Seconds(1))
@@ -49,7 +74,7 @@ class Deadlines(Strict):
     idle_client_s: Seconds = field(name="idle_client", default=Seconds(60))
 
 
-class Retry(Strict):
+class Retry(Strict, frozen=True, kw_only=True):
     """Re-sending before the first byte went downstream. `attempts` counts the first one: 1 is no retry."""
 
     attempts: Annotated[int, Meta(ge=1, le=10)] = 3
@@ -58,13 +83,13 @@ class Retry(Strict):
     window_s: Seconds = field(name="window", default=Seconds(10))
 
 
-class Hedge(Strict):
-    """Second copies of late requests."""
+class Hedge(Strict, frozen=True, kw_only=True):
+    """Second copies of late requests. Read, but not acted on in this version."""
 
     mode: Mode = "off"
 
 
-class BreakerRule(Strict):
+class BreakerRule(Strict, frozen=True, kw_only=True):
     """What the three breakers share.
 
     `failure_ratio` 0 turns the ratio rule off; it judges the last `window` once at least `min_requests` ended in it.
@@ -81,14 +106,14 @@ class BreakerRule(Strict):
     successes: Annotated[int, Meta(ge=1, le=100)] = 2
 
 
-class NodeBreaker(BreakerRule):
+class NodeBreaker(BreakerRule, frozen=True, kw_only=True):
     """The endpoint's breaker. `min_closed_ratio` 0: no floor, all may open."""
 
     min_closed_ratio: Ratio = 0.34
     adaptive: bool = True
 
 
-class SessionBreaker(BreakerRule):
+class SessionBreaker(BreakerRule, frozen=True, kw_only=True):
     """One breaker per session; the oldest of more than `max_sessions` are forgotten."""
 
     consecutive: Annotated[int, Meta(ge=1, le=1000)] = 3
@@ -100,17 +125,17 @@ class SessionBreaker(BreakerRule):
     idle_s: Seconds = field(name="idle", default=Seconds(3600))
 
 
-class RequestBreaker(BreakerRule):
+class RequestBreaker(BreakerRule, frozen=True, kw_only=True):
     """One breaker per kind of request; `key` is `route` (method and path) or `header:<name>`."""
 
     consecutive: Annotated[int, Meta(ge=1, le=1000)] = 10
     failure_ratio: Ratio = 0.0
     open_s: Seconds = field(name="open", default=Seconds(5))
     open_max_s: Seconds = field(name="open_max", default=Seconds(60))
-    key: str = "route"
+    key: Annotated[str, Meta(max_length=135, pattern=r"^(route|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+)$")] = "route"
 
 
-class Breakers(Strict):
+class Breakers(Strict, frozen=True, kw_only=True):
     """The three scopes."""
 
     node: NodeBreaker = NodeBreaker()
@@ -118,27 +143,27 @@ class Breakers(Strict):
     request: RequestBreaker = RequestBreaker()
 
 
-class Overload(Strict):
+class Overload(Strict, frozen=True, kw_only=True):
     """How long an endpoint that says it is full is left alone."""
 
     retry_after_default_s: Seconds = field(name="retry_after_default", default=Seconds(1))
     retry_after_cap_s: Seconds = field(name="retry_after_cap", default=Seconds(60))
 
 
-class ZoneDecay(Strict):
-    """A zone whose latency jumps past `latency` is turned down to `weight`."""
+class ZoneDecay(Strict, frozen=True, kw_only=True):
+    """A zone whose latency jumps past `latency` is turned down to `weight`. Not acted on in this version."""
 
     latency_s: Seconds = field(name="latency", default=Seconds(0.8))
     weight: Ratio = 0.1
 
 
-class Shared(Strict):
-    """What sidecars agree on."""
+class Shared(Strict, frozen=True, kw_only=True):
+    """What sidecars agree on: how many must see a fault. Not acted on in this version."""
 
     quorum: Annotated[int, Meta(ge=1, le=100)] = 2
 
 
-class Balance(Strict):
+class Balance(Strict, frozen=True, kw_only=True):
     """Choosing among endpoints.
 
     `local_first`: an endpoint marked `local` wins while it may serve. `affinity`: `prefer` keeps a session where its
@@ -150,27 +175,30 @@ class Balance(Strict):
     return_home: bool = True
 
 
-class Limits(Strict):
+class Limits(Strict, frozen=True, kw_only=True):
     """Sizes. `body_bytes` bounds an inference body, which is held for routing and re-sending."""
 
     body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 32 << 20
 
 
-class HealthCheck(Strict):
+class HealthCheck(Strict, frozen=True, kw_only=True):
     """Asking the engine for its load and models every `interval`."""
 
     interval_s: Seconds = field(name="interval", default=Seconds(1))
     timeout_s: Seconds = field(name="timeout", default=Seconds(1))
 
 
-class Service(Strict):
-    """One set of endpoints behind one set of model names."""
+class Service(Strict, frozen=True, kw_only=True):
+    """One set of endpoints behind one set of model names.
 
-    name: str
-    models: tuple[str, ...] = ("*",)
-    endpoints: tuple[Endpoint, ...] = ()
-    split: dict[str, float] = {}
-    fallback: str = ""
+    `models` empty: reached as a fallback only. `split`: parts per version, empty: any version. `fallback` empty: none.
+    """
+
+    name: Name
+    models: Globs = ("*",)
+    endpoints: Annotated[tuple[Endpoint, ...], Meta(max_length=100_000)] = ()
+    split: Annotated[dict[Name, Part], Meta(max_length=100)] = {}
+    fallback: Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$")] = ""
     deadlines: Deadlines = Deadlines()
     retry: Retry = Retry()
     hedge: Hedge = Hedge()
@@ -183,43 +211,96 @@ class Service(Strict):
     health_check: HealthCheck = HealthCheck()
 
 
-class Source(Strict):
+class Source(Strict, frozen=True, kw_only=True):
     """Where a session or tenant is read: exactly one of the three."""
 
-    header: str = ""
-    jwt_claim: str = ""
+    header: HeaderName = ""
+    jwt_claim: Annotated[str, Meta(max_length=128, pattern=r"^[^\u0000-\u001f\u007f]*$")] = ""
     body: Literal["", "user"] = ""
 
 
-class Jwt(Strict):
-    """Whose tokens are believed; no issuer: no token is read."""
+class Jwt(Strict, frozen=True, kw_only=True):
+    """Whose tokens are believed; no issuer: no token is read.
 
-    issuers: tuple[str, ...] = ()
+    The mesh in front of us verified the signature (`verified_by`); we read claims of tokens whose `iss` is listed.
+    """
+
+    issuers: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=512)], ...], Meta(max_length=100)] = ()
+    verified_by: Literal["mesh"] = "mesh"
 
 
-class Identity(Strict):
-    """Where session and tenant are read: the first source that is present."""
+Sources = Annotated[tuple[Source, ...], Meta(max_length=16)]
 
-    session: tuple[Source, ...] = (Source(header="x-session-id"), Source(body="user"))
-    tenant: tuple[Source, ...] = (Source(header="x-tenant-id"),)
+
+class Identity(Strict, frozen=True, kw_only=True):
+    """Where session and tenant are read: the first source that is present. Empty: nothing is read."""
+
+    session: Sources = (Source(header="x-session-id"), Source(jwt_claim="sid"), Source(body="user"))
+    tenant: Sources = (Source(jwt_claim="tenant"), Source(header="x-tenant-id"))
     jwt: Jwt = Jwt()
 
 
-class QosPolicy(Strict):
-    """A class of requests."""
+class QosPolicy(Strict, frozen=True, kw_only=True):
+    """A class of requests. Read, but not acted on in this version."""
 
-    name: str
+    name: Name
     latency_sla_ms: Annotated[int, Meta(ge=1, le=3_600_000)]
     preemptible: bool = False
     priority: Annotated[int, Meta(ge=0, le=9)] = 5
 
 
+ReadyWhen = Literal["local", "any", "always"]
+
+
+class PolicyDocument(Strict, frozen=True, kw_only=True):
+    """A document of kind Policy."""
+
+    api_version: Literal["sidecar/v1"] = field(name="apiVersion")
+    kind: Literal["Policy"]
+    services: Annotated[tuple[Service, ...], Meta(max_length=1000)] = ()
+    identity: Identity = Identity()
+    qos_policies: Annotated[tuple[QosPolicy, ...], Meta(max_length=100)] = ()
+    ready_when: ReadyWhen = "any"
+
+
+class Metadata(Strict, frozen=True, kw_only=True):
+    """What Kubernetes puts beside a spec; only the name is read."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+    namespace: Place = ""
+    labels: dict[str, Text] = {}
+    annotations: dict[str, str] = {}
+
+
+class MeshBreaker(Strict, frozen=True, kw_only=True):
+    """The mesh's breaker rule: for every service, at one scope. None, and an empty fallback, leave what is there."""
+
+    scope: Literal["Request", "Session", "Node"]
+    failure_threshold: Annotated[int, Meta(ge=1, le=1000)] | None = field(name="failureThreshold", default=None)
+    timeout_s: Annotated[float, Meta(ge=0.001, le=3600)] | None = field(name="timeoutSeconds", default=None)
+    fallback_service: Annotated[str, Meta(max_length=253)] = field(name="fallbackService", default="")
+
+
+class MeshBreakerDocument(Strict, frozen=True, kw_only=True):
+    """A document of kind CircuitBreakerPolicy."""
+
+    api_version: Literal["resilience.example.com/v1"] = field(name="apiVersion")
+    kind: Literal["CircuitBreakerPolicy"]
+    metadata: Metadata
+    spec: MeshBreaker
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All policy files together, at one version. Replaced whole, never edited."""
+    """All policy files together, at one version. Replaced whole, never edited.
+
+    `services` have the mesh's breaker rules applied; `mesh_breakers` keeps them for services that are added later.
+    `warnings` are for the operator: what is legal and yet not what it seems.
+    """
 
     version: int
     services: tuple[Service, ...]
     identity: Identity = Identity()
     qos_policies: tuple[QosPolicy, ...] = ()
-    ready_when: Literal["local", "any", "always"] = "any"
+    ready_when: ReadyWhen = "any"
+    mesh_breakers: tuple[MeshBreaker, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -1,0 +1,103 @@
+"""Where an endpoint is: its URL taken apart, and the one name it goes by.
+
+Our own reader and not `urlsplit` alone, which drops tabs and line feeds in silence and takes nearly anything for a
+path. A path in an endpoint's URL is refused: requests keep their own path, so a `/v1` here would be ignored or doubled.
+"""
+
+import ipaddress
+import re
+from typing import Literal
+
+import msgspec
+
+from sidecar.kernel.ids import EndpointKey
+
+_URL = re.compile(r"(https?)://(\[[^\[\]/]*\]|[^\[\]/:@?#]*)(?::([^/?#@]*))?(.*)")
+_LABELS = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+_DEFAULT_PORT = {"http": 80, "https": 443}
+
+# sun_path of Linux holds 108 bytes with its closing NUL.
+UNIX_PATH_MAX_BYTES = 107
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A socket to connect to. `path` is set for `unix` only; there `host` is empty and `port` 0.
+
+    `host` is lower case and without the brackets of an IPv6 address.
+    """
+
+    scheme: Literal["http", "https", "unix"]
+    host: str
+    port: int
+    path: str = ""
+
+    @property
+    def key(self) -> EndpointKey:
+        """`host:port` (IPv6 in brackets), or the socket's path."""
+        if self.scheme == "unix":
+            return EndpointKey(self.path)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return EndpointKey(f"{host}:{self.port}")
+
+
+def parse_url(url: str) -> Address:
+    """`http://host[:port]`, `https://host[:port]` or `unix:///path`; ValueError says what is wrong with it."""
+    if any(char <= " " or char == "\x7f" for char in url):
+        raise ValueError("contains white space or control characters")
+    if url.startswith("unix://"):
+        return _unix(url.removeprefix("unix://"))
+    form = _URL.fullmatch(url)
+    if form is None:
+        if "@" in url.partition("://")[2]:
+            raise ValueError("has user information, which is not sent: write http://host:port")
+        raise ValueError("is not one of http://host:port, https://host:port, unix:///path")
+    scheme, host, port, rest = form.groups()
+    if rest not in ("", "/"):
+        raise ValueError(
+            f'has a path, query or fragment ("{rest[:40]}"): requests keep their own, write {scheme}://host:port'
+        )
+    number = _DEFAULT_PORT[scheme] if port is None else parse_port(port)
+    if number == 0:
+        raise ValueError("has port 0, which nothing can connect to")
+    return Address("https" if scheme == "https" else "http", parse_host(host), number)
+
+
+def endpoint_key(url: str) -> EndpointKey:
+    """What breakers, metrics and headers call the endpoint at `url`. ValueError as `parse_url`."""
+    return parse_url(url).key
+
+
+def parse_host(host: str) -> str:
+    """A host name, IPv4 address or bracketed IPv6 address, in lower case without brackets; ValueError otherwise."""
+    if host.startswith("["):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1].partition("%")[0])) + "".join(host[1:-1].partition("%")[1:])
+        except ValueError as exc:
+            raise ValueError(f'has a host that is not an IPv6 address: "{host[:60]}"') from exc
+    if not host:
+        raise ValueError("has no host")
+    if len(host) > 253 or _LABELS.fullmatch(host) is None:
+        raise ValueError(f'has a host that is not a name or an address: "{host[:60]}"')
+    if re.fullmatch(r"[0-9.]+", host):
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError as exc:
+            raise ValueError(f'has a host that is not an IPv4 address: "{host}"') from exc
+    return host.lower()
+
+
+def parse_port(port: str) -> int:
+    """A decimal port, 0-65535; ValueError otherwise. What 0 means is the caller's business."""
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise ValueError(f'has a port that is not 1-65535: "{port[:20]}"')
+    return int(port)
+
+
+def _unix(path: str) -> Address:
+    if not path.startswith("/"):
+        raise ValueError("has a relative socket path: write unix:///absolute/path")
+    if path.endswith("/"):
+        raise ValueError("has a socket path that is a directory")
+    if len(path.encode()) > UNIX_PATH_MAX_BYTES:
+        raise ValueError(f"has a socket path of more than {UNIX_PATH_MAX_BYTES} bytes")
+    return Address("unix", "", 0, path)

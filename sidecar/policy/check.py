@@ -1,0 +1,144 @@
+"""Rules between fields, which no type says: is every name known, can this configuration do what it asks for?
+
+Each rule gives its fault and the path it is at. A rule is silent about what was already found wrong with its inputs:
+the reader goes on with defaults, and a fault of a default would be one that nobody wrote.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from sidecar.kernel.ids import EndpointKey
+from sidecar.policy.address import endpoint_key
+from sidecar.policy.duration import format_seconds
+from sidecar.policy.errors import Step
+from sidecar.policy.schema import BreakerRule, Identity, Service, Source
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault at the steps from the document's root. `needs`: other places it was concluded from."""
+
+    steps: tuple[Step, ...]
+    message: str
+    needs: tuple[tuple[Step, ...], ...] = ()
+
+
+def check_service(service: Service) -> Iterator[Fault]:
+    """Faults within one service; steps start inside it."""
+    yield from _check_endpoints(service)
+    yield from _check_split(service)
+    for scope in ("node", "session", "request"):
+        rule: BreakerRule = getattr(service.breakers, scope)
+        if rule.open_s > rule.open_max_s:
+            at = ("breakers", scope)
+            yield Fault(
+                (*at, "open"),
+                f"{format_seconds(rule.open_s)} is longer than open_max ({format_seconds(rule.open_max_s)})",
+                ((*at, "open_max"),),
+            )
+    overload = service.overload
+    if overload.retry_after_default_s > overload.retry_after_cap_s:
+        yield Fault(
+            ("overload", "retry_after_default"),
+            f"{format_seconds(overload.retry_after_default_s)} is longer than retry_after_cap "
+            f"({format_seconds(overload.retry_after_cap_s)})",
+            (("overload", "retry_after_cap"),),
+        )
+
+
+def _check_endpoints(service: Service) -> Iterator[Fault]:
+    seen: set[EndpointKey] = set()
+    for index, endpoint in enumerate(service.endpoints):
+        try:
+            key = endpoint_key(endpoint.url)
+        except ValueError as exc:
+            yield Fault(("endpoints", index, "url"), f'"{endpoint.url}" {exc}')
+            continue
+        if key in seen:
+            yield Fault(("endpoints", index, "url"), f"{key} is an endpoint of this service already")
+        seen.add(key)
+        if endpoint.tls_ca and not endpoint.url.startswith("https:"):
+            yield Fault(("endpoints", index, "tls_ca"), "is of use with https:// only")
+
+
+def _check_split(service: Service) -> Iterator[Fault]:
+    if not service.split:
+        return
+    if not sum(service.split.values()) > 0:
+        yield Fault(("split",), "all parts are 0: at least one must be positive")
+    if not service.endpoints:
+        return  # they come later, from the command line or the descriptor stream
+    versions = {endpoint.version for endpoint in service.endpoints}
+    for version in service.split:
+        if version not in versions:
+            yield Fault(
+                ("split", version),
+                f"no endpoint has this version; there are {', '.join(sorted(versions))}",
+                (("endpoints",),),
+            )
+
+
+def check_fallbacks(services: Mapping[str, Service]) -> Iterator[tuple[str, str]]:
+    """Names of services whose fallback leads back to them, and the way it goes."""
+    for name, service in services.items():
+        if service.fallback == name:
+            yield name, "a service cannot be its own fallback"
+        elif (loop := _loop(name, services)) is not None:
+            yield name, f"goes round in a loop: {' -> '.join(loop)}"
+
+
+def _loop(start: str, services: Mapping[str, Service]) -> list[str] | None:
+    """The names from `start` back to it, or None: a loop that `start` only leads into is told where it closes."""
+    trail = [start]
+    while (service := services.get(trail[-1])) is not None and service.fallback:
+        if service.fallback == start:
+            return [*trail, start]
+        if service.fallback in trail:
+            return None
+        trail.append(service.fallback)
+    return None
+
+
+def check_identity(identity: Identity) -> Iterator[Fault]:
+    """Faults of the sources; steps start at the document's root."""
+    for name, sources in (("session", identity.session), ("tenant", identity.tenant)):
+        for index, source in enumerate(sources):
+            given = _given(source)
+            if len(given) != 1:
+                what = f"has {' and '.join(given)}" if given else "is empty"
+                yield Fault(("identity", name, index), f"{what}: give exactly one of header, jwt_claim, body")
+
+
+def _given(source: Source) -> list[str]:
+    return [name for name in ("header", "jwt_claim", "body") if getattr(source, name)]
+
+
+def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable[[str], None]) -> None:
+    """Tell `add` what is legal and yet not what it seems."""
+    taken: dict[str, str] = {}
+    fallbacks = {service.fallback for service in services}
+    for service in services:
+        where = f"service {service.name}: "
+        if service.hedge.mode != "off":
+            add(f"{where}hedge.mode {service.hedge.mode} is not acted on in this version")
+        if service.zone_decay is not None:
+            add(f"{where}zone_decay is not acted on in this version")
+        if service.shared != type(service.shared)():
+            add(f"{where}shared.quorum is not acted on in this version")
+        if service.deadlines.tool_gap_s < service.deadlines.token_gap_s:
+            add(f"{where}deadlines.tool_gap is shorter than token_gap: tool calls get less time than text")
+        idle = {endpoint.version for endpoint in service.endpoints} - set(service.split)
+        if service.split and idle:
+            add(f"{where}endpoints of {', '.join(sorted(idle))} get no traffic: split gives that version no part")
+        hidden = [taken[glob] for glob in service.models if glob in taken]
+        if service.models and len(hidden) == len(service.models) and service.name not in fallbacks:
+            add(f"{where}is never chosen: {', '.join(sorted(set(hidden)))} comes before it for all its models")
+        if not service.models and service.name not in fallbacks:
+            add(f"{where}is never chosen: it has no models and is no fallback")
+        for glob in service.models:
+            taken.setdefault(glob, service.name)
+    if identity.tenant != Identity().tenant:
+        add("identity.tenant is read, but not acted on in this version")
+    claims = [source.jwt_claim for source in identity.session if source.jwt_claim]
+    if identity.session != Identity().session and claims and not identity.jwt.issuers:
+        add(f"identity.session: jwt_claim {claims[0]} is never read while identity.jwt.issuers is empty")

@@ -1,0 +1,282 @@
+"""Files to one snapshot, or to every fault in all of them.
+
+1. A file may hold several documents; files are taken in the order given, and a later document may not redefine a name.
+2. All faults of all files are told together. A file whose syntax breaks off still has its first documents judged.
+3. A CircuitBreakerPolicy is the mesh's word on one scope, and holds for every service, over what the service says; its
+   fallback is for services that name none.
+4. A fallback that these files do not define is a warning and means none: the same object is handed to sidecars that
+   know more services, and a policy that refuses to load serves nobody. A fallback to itself, or a loop, is a fault.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from sidecar.policy.address import endpoint_key as endpoint_key
+from sidecar.policy.address import parse_url
+from sidecar.policy.check import check_fallbacks, check_identity, check_service, warnings_of
+from sidecar.policy.document import Mapping, Node, Scalar, documents
+from sidecar.policy.errors import PolicyError, PolicyErrors, Step, path_of, quote
+from sidecar.policy.read import Reader, line_of
+from sidecar.policy.schema import (
+    BreakerRule,
+    Endpoint,
+    Identity,
+    MeshBreaker,
+    MeshBreakerDocument,
+    PolicyDocument,
+    QosPolicy,
+    ReadyWhen,
+    Seconds,
+    Service,
+    Snapshot,
+)
+
+__all__ = ["PolicyError", "PolicyErrors", "endpoint_key", "load", "single", "with_upstreams"]
+
+DEFAULT_SERVICE = "default"
+UPSTREAM_FLAG = "--upstream"
+KINDS = "Policy, CircuitBreakerPolicy"
+
+
+def load(files: Sequence[tuple[str, bytes]], version: int) -> Snapshot:
+    """The snapshot that `files` (name, content) make together; PolicyErrors with every fault otherwise.
+
+    No files, or empty ones, make a snapshot without services.
+    """
+    return _Assembly().snapshot(files, version)
+
+
+def single(upstreams: Sequence[str], version: int = 1) -> Snapshot:
+    """The policy of `--upstream` without `--policy`: one service `default` for every model, all else by default.
+
+    PolicyErrors for a bad or repeated URL.
+    """
+    return with_upstreams(Snapshot(version=version, services=()), upstreams)
+
+
+def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
+    """`snapshot` with `upstreams` added to its only service; with none, a service `default` is made for them.
+
+    PolicyErrors where there are several services, or an endpoint is there already.
+    """
+    if not upstreams:
+        return snapshot
+    if len(snapshot.services) > 1:
+        names = ", ".join(service.name for service in snapshot.services)
+        raise PolicyErrors([_flag_error(f"adds to the only service of a policy, and this one has several ({names})")])
+    if snapshot.services:
+        service = snapshot.services[0]
+    else:
+        service = _with_mesh(Service(name=DEFAULT_SERVICE), snapshot.mesh_breakers, {DEFAULT_SERVICE})
+    added = tuple(Endpoint(url=url, local=_is_local(url)) for url in upstreams)
+    service = replace(service, endpoints=service.endpoints + added)
+    faults = [_flag_error(f"{fault.message} ({path_of(fault.steps)})") for fault in check_service(service)]
+    if faults:
+        raise PolicyErrors(faults)
+    return replace(snapshot, services=(service,))
+
+
+def _flag_error(message: str) -> PolicyError:
+    return PolicyError(UPSTREAM_FLAG, 0, "$", message)
+
+
+def _is_local(url: str) -> bool:
+    """Loopback and unix sockets are in our pod; a bad URL is for the check to tell."""
+    try:
+        address = parse_url(url)
+    except ValueError:
+        return False
+    return address.scheme == "unix" or address.host in ("localhost", "::1") or address.host.startswith("127.")
+
+
+class _Judge:
+    """One document that was read: reports the faults of the rules that did not build on a fault of reading."""
+
+    def __init__(
+        self, file: str, tree: Node, reader: Reader, read: list[PolicyError], errors: list[PolicyError]
+    ) -> None:
+        self._file = file
+        self._tree = tree
+        self._reader = reader
+        self._errors = errors
+        self._wrong = frozenset(error.path for error in read)
+        self._around_wrong = frozenset(prefix for path in self._wrong for prefix in _prefixes(path))
+
+    def fault(self, steps: Sequence[Step], message: str, needs: Sequence[Sequence[Step]] = ()) -> None:
+        """Report `message` at `steps` into what was read, unless something there or in `needs` could not be read."""
+        for place in (steps, *needs):
+            path = path_of(self._reader.written(place))
+            if path in self._around_wrong or not self._wrong.isdisjoint(_prefixes(path)):
+                return
+        written = self._reader.written(steps)
+        self._errors.append(PolicyError(self._file, self._line(steps), path_of(written), message))
+
+    def place(self, steps: Sequence[Step]) -> str:
+        """`file:line` of `steps`."""
+        return f"{self._file}:{self._line(steps)}"
+
+    def _line(self, steps: Sequence[Step]) -> int:
+        return line_of(self._tree, *self._reader.written(steps))
+
+
+class _Definition(msgspec.Struct, frozen=True):
+    """Where a name was defined."""
+
+    judge: _Judge
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return self.judge.place(self.steps)
+
+
+class _Assembly:
+    """What the documents read so far define, and where."""
+
+    def __init__(self) -> None:
+        self._errors: list[PolicyError] = []
+        self._services: dict[str, Service] = {}
+        self._qos: dict[str, QosPolicy] = {}
+        self._mesh: dict[str, MeshBreaker] = {}
+        self._identity = Identity()
+        self._ready_when: ReadyWhen = "any"
+        self._defined: dict[str, _Definition] = {}
+
+    def snapshot(self, files: Sequence[tuple[str, bytes]], version: int) -> Snapshot:
+        for file, data in files:
+            for tree in documents(file, data, self._errors):
+                self._document(file, tree)
+        self._check_fallbacks()
+        if self._errors:
+            order = {file: index for index, (file, _) in enumerate(files)}
+            raise PolicyErrors(sorted(self._errors, key=lambda error: (order[error.file], error.line)))
+        mesh = tuple(self._mesh.values())
+        warnings: list[str] = []
+        services = tuple(
+            _with_mesh(self._with_known_fallback(service, warnings), mesh, self._services)
+            for service in self._services.values()
+        )
+        self._warn(services, mesh, warnings)
+        return Snapshot(
+            version=version,
+            services=services,
+            identity=self._identity,
+            qos_policies=tuple(self._qos.values()),
+            ready_when=self._ready_when,
+            mesh_breakers=mesh,
+            warnings=tuple(warnings),
+        )
+
+    def _document(self, file: str, tree: Node) -> None:
+        reader = Reader(file, self._errors)
+        kind = _kind(tree)
+        match kind:
+            case "Policy":
+                self._policy(file, tree)
+                return
+            case "CircuitBreakerPolicy":
+                self._mesh_breaker(file, tree)
+                return
+            case None:
+                reader.error(tree.line, "$", "expected a mapping with apiVersion and kind")
+            case "":
+                reader.error(tree.line, "$.kind", f"missing; known are {KINDS}")
+            case _:
+                reader.error(line_of(tree, "kind"), "$.kind", f"unknown kind {quote(kind)}; known are {KINDS}")
+
+    def _policy(self, file: str, tree: Node) -> None:
+        errors: list[PolicyError] = []
+        reader = Reader(file, errors)
+        values = reader.fields(tree, PolicyDocument)
+        # A wrong apiVersion is told, and the rest judged all the same.
+        policy = PolicyDocument(**{"api_version": "sidecar/v1", "kind": "Policy", **values})
+        judge = _Judge(file, tree, reader, errors, self._errors)
+        self._errors.extend(errors)
+        for index, service in enumerate(policy.services):
+            at: tuple[Step, ...] = ("services", index)
+            if self._define(f"service {service.name}", judge, at, "name"):
+                self._services[service.name] = service
+            for fault in check_service(service):
+                judge.fault((*at, *fault.steps), fault.message, [(*at, *need) for need in fault.needs])
+        if "identity" in values and self._define("identity", judge, ("identity",)):
+            self._identity = policy.identity
+            for fault in check_identity(policy.identity):
+                judge.fault(fault.steps, fault.message)
+        for index, qos in enumerate(policy.qos_policies):
+            if self._define(f"qos policy {qos.name}", judge, ("qos_policies", index), "name"):
+                self._qos[qos.name] = qos
+        if "ready_when" in values and self._define("ready_when", judge, ("ready_when",)):
+            self._ready_when = policy.ready_when
+
+    def _mesh_breaker(self, file: str, tree: Node) -> None:
+        errors: list[PolicyError] = []
+        reader = Reader(file, errors)
+        document = reader.struct(tree, MeshBreakerDocument)
+        self._errors.extend(errors)
+        if isinstance(document, MeshBreakerDocument):
+            judge = _Judge(file, tree, reader, errors, self._errors)
+            named = self._define(f"CircuitBreakerPolicy {document.metadata.name}", judge, ("metadata", "name"))
+            scope = document.spec.scope
+            if named and self._define(f"the CircuitBreakerPolicy for scope {scope}", judge, ("spec", "scope")):
+                self._mesh[scope] = document.spec
+
+    def _define(self, what: str, judge: _Judge, steps: tuple[Step, ...], name: str | None = None) -> bool:
+        first = self._defined.setdefault(what, definition := _Definition(judge, steps))
+        if first is definition:
+            return True
+        judge.fault(steps if name is None else (*steps, name), f"{what} is defined already, at {first}")
+        return False
+
+    def _check_fallbacks(self) -> None:
+        for name, message in check_fallbacks(self._services):
+            definition = self._defined[f"service {name}"]
+            definition.judge.fault((*definition.steps, "fallback"), message)
+
+    def _with_known_fallback(self, service: Service, warnings: list[str]) -> Service:
+        if not service.fallback or service.fallback in self._services:
+            return service
+        warnings.append(f"service {service.name}: there is no service {service.fallback} to fall back to")
+        return replace(service, fallback="")
+
+    def _warn(self, services: tuple[Service, ...], mesh: tuple[MeshBreaker, ...], warnings: list[str]) -> None:
+        warnings_of(services, self._identity, warnings.append)
+        if self._qos:
+            warnings.append("qos_policies are read, but not acted on in this version")
+        for rule in mesh:
+            if rule.fallback_service and rule.fallback_service not in self._services:
+                where = f"CircuitBreakerPolicy for scope {rule.scope}"
+                warnings.append(f"{where}: there is no service {rule.fallback_service} to fall back to")
+
+
+def _with_mesh(service: Service, mesh: Sequence[MeshBreaker], names: Container[str]) -> Service:
+    """`service` under the mesh's rules; a rule's `open` longer than `open_max` raises that."""
+    for rule in mesh:
+        scope = rule.scope.lower()
+        breaker: BreakerRule = getattr(service.breakers, scope)
+        if rule.failure_threshold is not None:
+            breaker = replace(breaker, consecutive=rule.failure_threshold)
+        if rule.timeout_s is not None:
+            open_s = Seconds(rule.timeout_s)
+            breaker = replace(breaker, open_s=open_s, open_max_s=max(open_s, breaker.open_max_s))
+        service = replace(service, breakers=replace(service.breakers, **{scope: breaker}))
+        fallback = rule.fallback_service
+        if not service.fallback and fallback in names and fallback != service.name:
+            service = replace(service, fallback=fallback)
+    return service
+
+
+def _kind(tree: Node) -> str | None:
+    """What the document says it is: empty if it does not say, None if it is no mapping."""
+    if not isinstance(tree, Mapping):
+        return None
+    entry = tree.entries.get("kind")
+    return entry[1].value if entry is not None and isinstance(entry[1], Scalar) else ""
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """`path` and the paths that lead to it."""
+    for index, char in enumerate(path):
+        if char in ".[":
+            yield path[:index]
+    yield path

@@ -1,0 +1,257 @@
+"""What a process is told from outside: flags, else `SIDECAR_*` environment, else defaults. Not policy.
+
+Settings say where to listen and what to read; they cannot change while the process runs. Everything that an operator
+may want to change under traffic is policy (`sidecar.policy`). A flag wins over the environment.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NoReturn, cast
+
+import msgspec
+
+from sidecar.policy.address import UNIX_PATH_MAX_BYTES, parse_host, parse_port, parse_url
+from sidecar.policy.duration import parse_seconds
+
+# Loopback: a sidecar started by hand must not serve its network; the container image sets SIDECAR_LISTEN and
+# SIDECAR_ADMIN to all interfaces.
+DEFAULT_LISTEN = "127.0.0.1:9400"
+DEFAULT_ADMIN = "127.0.0.1:9401"
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+AccessLog = Literal["off", "errors", "all"]
+
+_LOG_LEVELS: Mapping[str, LogLevel] = {
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "warning": "warning",
+    "error": "error",
+    "critical": "error",
+    "fatal": "error",
+}
+
+
+class Listen(msgspec.Struct, frozen=True):
+    """A place to listen at. Port 0: the system picks one. `path`: a unix socket instead (admin only)."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix://{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, as it was told to be.
+
+    `admin` None: no admin listener. `policy` None: `upstreams` alone make one service `default`. `drain_s`: how long
+    live streams may go on after SIGTERM; 0 cuts them at once. `settle_s`: how long new requests are still taken after
+    readiness turned false; 0 is for where nobody watches it. `trusted`: the listener's peers are ours, so their
+    `x-sidecar-*` headers are believed. `max_connections` is of clients; more are closed at once.
+    """
+
+    listen: Listen = Listen("127.0.0.1", 9400)
+    admin: Listen | None = Listen("127.0.0.1", 9401)
+    upstreams: tuple[str, ...] = ()
+    policy: Path | None = None
+    drain_s: float = 120.0
+    settle_s: float = 5.0
+    log_format: LogFormat = "console"
+    log_level: LogLevel = "info"
+    access_log: AccessLog = "all"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    trusted: bool = False
+    max_connections: int = 10_000
+    pod_name: str = ""
+    node_name: str = ""
+    zone: str = ""
+
+
+class UsageError(Exception):
+    """Flags or environment that mean nothing, in words for who wrote them. Exit code 2."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `sidecar run` and `sidecar demo`. Values are read by `from_arguments`, not by argparse,
+    so that a flag and its environment variable go through the same reader."""
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument("--listen", metavar="HOST:PORT", help=f"where clients connect (default {DEFAULT_LISTEN})")
+    traffic.add_argument(
+        "--upstream",
+        metavar="URL",
+        action="append",
+        help="an engine: http://host:port, https://host:port or unix:///path; may be repeated",
+    )
+    traffic.add_argument("--policy", metavar="FILE|DIR", help="policy files, reloaded when they change")
+    traffic.add_argument("--tls-cert", metavar="FILE", help="PEM chain: the listener speaks TLS")
+    traffic.add_argument("--tls-key", metavar="FILE", help="PEM key of --tls-cert")
+    traffic.add_argument("--trusted", action="store_const", const="true", help="believe x-sidecar-* headers of clients")
+    traffic.add_argument("--max-connections", metavar="N", help="client connections at most (default 10000)")
+    operation = parser.add_argument_group("operation")
+    operation.add_argument(
+        "--admin", metavar="HOST:PORT|off", help=f"health, metrics, breakers (default {DEFAULT_ADMIN}); or unix:///path"
+    )
+    operation.add_argument("--control", metavar="off", help="the descriptor stream; this version accepts off only")
+    operation.add_argument("--redis", metavar="local", help="the shared log; this version accepts local only")
+    operation.add_argument("--drain", metavar="120s", help="how long live streams may go on after SIGTERM")
+    operation.add_argument("--settle", metavar="5s", help="how long to take new requests after readiness turned false")
+    operation.add_argument("--log-format", metavar="console|json", help="default console")
+    operation.add_argument("--log-level", metavar="debug|info|warning|error", help="default info")
+    operation.add_argument("--access-log", metavar="off|errors|all", help="one line per request (default all)")
+
+
+def from_arguments(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Settings from parsed flags over `environ`. UsageError names the flag or variable that was wrong."""
+    return _Reader(arguments, environ).settings()
+
+
+class _Reader:
+    """Flag, else environment; an empty variable is an absent one, as Kubernetes manifests like to leave them."""
+
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
+        self._arguments = arguments
+        self._environ = environ
+
+    def settings(self) -> Settings:
+        self._only("control", "off", "the descriptor stream is not in this version")
+        self._only("redis", "local", "a shared log is not in this version")
+        defaults = Settings()
+        cert, key = self._path("tls-cert"), self._path("tls-key")
+        if (cert is None) != (key is None):
+            raise UsageError("--tls-cert and --tls-key go together: one of them is missing")
+        return Settings(
+            listen=self._listen(),
+            admin=self._admin(),
+            upstreams=self._upstreams(),
+            policy=self._path("policy"),
+            drain_s=self._seconds("drain", defaults.drain_s),
+            settle_s=self._seconds("settle", defaults.settle_s),
+            log_format=cast("LogFormat", self._choice("log-format", ("console", "json"), defaults.log_format)),
+            log_level=self._log_level(defaults.log_level),
+            access_log=cast("AccessLog", self._choice("access-log", ("off", "errors", "all"), defaults.access_log)),
+            tls_cert=cert,
+            tls_key=key,
+            trusted=self._trusted(),
+            max_connections=self._max_connections(defaults.max_connections),
+            pod_name=self._environ.get("POD_NAME", ""),
+            node_name=self._environ.get("NODE_NAME", ""),
+            zone=self._environ.get("ZONE", ""),
+        )
+
+    def _text(self, flag: str) -> tuple[str | None, str]:
+        """The value, and what to call its source in an error."""
+        value = getattr(self._arguments, flag.replace("-", "_"), None)
+        if value is not None:
+            return str(value), f"--{flag}"
+        name = _variable(flag)
+        return self._environ.get(name) or None, name
+
+    def _only(self, flag: str, accepted: str, why: str) -> None:
+        value, source = self._text(flag)
+        if value is not None and value != accepted:
+            raise UsageError(f'{source}: "{value}" is not accepted: {why}; the only value is "{accepted}"')
+
+    def _listen(self) -> Listen:
+        value, source = self._text("listen")
+        listen = _parse_listen(value or DEFAULT_LISTEN, source)
+        if listen.path:
+            raise UsageError(f"{source}: clients connect by HOST:PORT; a unix socket is for --admin only")
+        return listen
+
+    def _admin(self) -> Listen | None:
+        value, source = self._text("admin")
+        return None if value == "off" else _parse_listen(value or DEFAULT_ADMIN, source)
+
+    def _upstreams(self) -> tuple[str, ...]:
+        urls: list[str] | None = getattr(self._arguments, "upstream", None)
+        source = "--upstream"
+        if not urls:
+            source = "SIDECAR_UPSTREAM"
+            urls = [url for url in re.split(r"[\s,]+", self._environ.get(source, "")) if url]
+        for url in urls:
+            try:
+                parse_url(url)
+            except ValueError as exc:
+                raise UsageError(f'{source}: "{url}" {exc}') from exc
+        return tuple(urls)
+
+    def _path(self, flag: str) -> Path | None:
+        value, _ = self._text(flag)
+        return Path(value) if value else None
+
+    def _seconds(self, flag: str, default: float) -> float:
+        value, source = self._text(flag)
+        if value is None:
+            return default
+        if value in ("0", "0s"):
+            return 0.0
+        try:
+            return parse_seconds(value)
+        except ValueError as exc:
+            raise UsageError(f"{source}: {exc}") from exc
+
+    def _choice(self, flag: str, choices: Sequence[str], default: str) -> str:
+        value, source = self._text(flag)
+        if value is None:
+            return default
+        if value not in choices:
+            raise UsageError(f'{source}: "{value}" is not one of {", ".join(choices)}')
+        return value
+
+    def _log_level(self, default: LogLevel) -> LogLevel:
+        value, source = self._text("log-level")
+        if value is None:
+            value, source = self._environ.get("LOG_LEVEL") or default, "LOG_LEVEL"
+        level = _LOG_LEVELS.get(value.lower())
+        if level is None:
+            raise UsageError(f'{source}: "{value}" is not one of debug, info, warning, error')
+        return level
+
+    def _trusted(self) -> bool:
+        value, source = self._text("trusted")
+        match (value or "false").lower():
+            case "true" | "1" | "yes" | "on":
+                return True
+            case "false" | "0" | "no" | "off":
+                return False
+            case _:
+                raise UsageError(f'{source}: "{value}" is neither true nor false')
+
+    def _max_connections(self, default: int) -> int:
+        value, source = self._text("max-connections")
+        if value is None:
+            return default
+        if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= 1_000_000 and len(value) <= 7):
+            raise UsageError(f'{source}: "{value}" is not a number from 1 to 1000000')
+        return int(value)
+
+
+def _variable(flag: str) -> str:
+    return "SIDECAR_" + flag.upper().replace("-", "_")
+
+
+def _parse_listen(text: str, source: str) -> Listen:
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/") or len(path.encode()) > UNIX_PATH_MAX_BYTES:
+            raise UsageError(f"{source}: a unix socket is unix:///absolute/path of at most {UNIX_PATH_MAX_BYTES} bytes")
+        return Listen("", 0, path)
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        _refuse(source, text, "has no port")
+    try:
+        return Listen(parse_host(host) if host else "0.0.0.0", parse_port(port))  # noqa: S104 - `:PORT` asks for it
+    except ValueError as exc:
+        _refuse(source, text, str(exc))
+
+
+def _refuse(source: str, text: str, why: str) -> NoReturn:
+    raise UsageError(f'{source}: "{text}" {why}: write HOST:PORT, such as 127.0.0.1:9400, [::1]:9400 or :9400')
