@@ -45,6 +45,7 @@ class Ending(StrEnum):
     EMPTY = "empty"
     CLIENT_LEFT = "client_left"
     CLIENT_SLOW = "client_slow"
+    CLIENT_MALFORMED = "client_malformed"
     ABANDONED = "abandoned"
 
 
@@ -86,6 +87,8 @@ DOCTRINE = MappingProxyType(
         Ending.EMPTY: Verdict(_F, _F, True, Reason.EMPTY_RESPONSE),
         Ending.CLIENT_LEFT: Verdict(_I, _I, False, None),
         Ending.CLIENT_SLOW: Verdict(_I, _I, False, Reason.CLIENT_TIMEOUT),
+        # The upload broke the rules of HTTP midway.
+        Ending.CLIENT_MALFORMED: Verdict(_I, _I, False, Reason.BAD_REQUEST),
         # We gave the attempt up for a reason of our own (drain, shutdown): nobody's fault.
         Ending.ABANDONED: Verdict(_I, _I, False, Reason.DRAINING),
     }

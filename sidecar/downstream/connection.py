@@ -1,0 +1,408 @@
+"""One client connection: reads requests, starts one exchange at a time, writes its reply.
+
+The parser's callbacks only build requests; `_pump` acts on them after each read, so that no exchange ever runs inside
+a parser callback. Replies go straight from the caller to the transport; the transport's buffer is the only queue, and
+its high-water mark stops the engine's side from reading.
+
+A client that sends FIN while its request is in flight has left: TCP cannot tell a close from a half-close, engines
+treat both as a hang-up, and an answer nobody waits for costs a GPU.
+"""
+
+import asyncio
+from typing import cast
+
+from sidecar.downstream.parser import Refused, RequestParser
+from sidecar.kernel.errors import Reason, Refusal
+from sidecar.kernel.exchange import ResponseHead
+from sidecar.proxy.pipeline import Exchange, Pipeline
+from sidecar.proxy.request import Request
+from sidecar.wire.refusal import refusal_answer
+
+# Bytes of requests that a client may send ahead of its turn before we stop reading it.
+_AHEAD_BYTES = 256 * 1024
+# How long, and for how much, we go on reading after a reply that ended before its request did: closing at once
+# would reset the connection and could take the reply with it (RFC 9112 section 9.6).
+_LINGER_S = 2.0
+_LINGER_BYTES = 4 << 20
+_BODILESS = frozenset({204, 304})
+
+
+class ClientConnection(asyncio.Protocol):
+    """The protocol object of one client socket. It is in `connections` while the socket is open."""
+
+    __slots__ = (
+        "_ahead",
+        "_chunked",
+        "_close_after",
+        "_clock",
+        "_connections",
+        "_exchange",
+        "_head_began_at",
+        "_heard_at",
+        "_linger_left",
+        "_lingering",
+        "_loop",
+        "_parser",
+        "_paused_at",
+        "_paused_size",
+        "_pipeline",
+        "_pumping",
+        "_reading",
+        "_refusal",
+        "_request",
+        "_scheme",
+        "_timer",
+        "_transport",
+        "_tunnel",
+        "_upload_paused",
+        "peer",
+    )
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        loop: asyncio.AbstractEventLoop,
+        connections: "set[ClientConnection]",
+        *,
+        scheme: bytes,
+        trusted: bool,
+    ) -> None:
+        self._pipeline = pipeline
+        self._loop = loop
+        self._clock = loop.time
+        self._connections = connections
+        self._scheme = scheme
+        self._parser = RequestParser(pipeline.body_limit, trusted)
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any other callback
+        self._exchange: Exchange | None = None
+        self._request: Request | None = None
+        self._refusal: Refusal | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self._head_began_at: float | None = None
+        self._paused_at: float | None = None
+        self._paused_size = 0
+        self._ahead = 0
+        self._reading = True
+        self._upload_paused = False
+        self._pumping = False
+        self._chunked = False
+        self._tunnel = False
+        self._close_after = False
+        self._lingering = False
+        self._linger_left = _LINGER_BYTES
+        self.peer = ""
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._heard_at = self._clock()
+        self._timer = self._loop.call_later(self._pipeline.idle_client_s(), self._on_timer)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._clock()
+        if self._refusal is not None or self._lingering:
+            self._discard(len(data))
+            return
+        parser = self._parser
+        try:
+            parser.feed(data)
+        except Refused as refused:
+            self._refuse_connection(refused.refusal)
+        if parser.in_head:
+            if self._head_began_at is None:
+                self._head_began_at = self._heard_at
+        else:
+            self._head_began_at = None
+        if self._exchange is not None:
+            self._ahead += len(data)
+        self._pump()
+
+    def eof_received(self) -> bool:
+        if self._exchange is not None:
+            self._transport.abort()
+            self._exchange.client_left()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._exchange is not None:
+            self._exchange.client_left()
+        self._connections.discard(self)
+
+    def pause_writing(self) -> None:
+        self._paused_at = self._clock()
+        self._paused_size = self._transport.get_write_buffer_size()
+        if self._exchange is not None:
+            self._exchange.client_paused()
+
+    def resume_writing(self) -> None:
+        self._paused_at = None
+        if self._exchange is not None:
+            self._exchange.client_resumed()
+
+    # What the exchange calls: the reply.
+
+    @property
+    def scheme(self) -> bytes:
+        """`http` or `https`, as the client spoke to us."""
+        return self._scheme
+
+    def send_informational(self, head: ResponseHead) -> None:
+        """A 1xx on its way to the client; HTTP/1.0 knows none."""
+        request = self._request
+        if request is None or request.http_10 or self._transport.is_closing():
+            return
+        lines = b"".join(head.lines)
+        self._transport.write(b"HTTP/1.1 %d %b\r\n%b\r\n" % (head.status, head.phrase, lines))
+
+    def send_head(self, head: ResponseHead, extra: bytes, body: bytes) -> None:
+        """The head with `extra` header lines, and the first bytes of the body (may be empty) in one write."""
+        request = self._request
+        assert request is not None
+        self._chunked = False
+        framing = b""
+        length = head.content_length
+        if head.status in _BODILESS or request.method == b"HEAD":
+            if length is not None:
+                framing = b"content-length: %d\r\n" % length
+            body = b""
+        elif length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif request.http_10:
+            self._close_after = True
+        else:
+            self._chunked = True
+            framing = b"transfer-encoding: chunked\r\n"
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+        if self._close_after or not request.keep_alive or not request.complete or self._pipeline.draining:
+            self._close_after = True
+            framing += b"connection: close\r\n"
+        elif request.http_10:
+            framing += b"connection: keep-alive\r\n"
+        lines = b"".join(head.lines)
+        self._transport.write(
+            b"HTTP/1.1 %d %b\r\n%b%b%b\r\n%b" % (head.status, head.phrase, lines, framing, extra, body)
+        )
+
+    def send_body(self, data: bytes) -> None:
+        """More of the body; never empty."""
+        if self._chunked:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self._transport.write(data)
+
+    def send_end(self, trailers: list[bytes]) -> None:
+        """The end of the body, where the framing has one."""
+        if self._chunked:
+            self._transport.write(b"0\r\n%b\r\n" % b"".join(trailers) if trailers else b"0\r\n\r\n")
+
+    def refuse(self, refusal: Refusal, request_id: bytes, extra: bytes) -> None:
+        """A whole answer of ours. Nothing of the reply may have been sent."""
+        request = self._request
+        assert request is not None
+        if not request.keep_alive or not request.complete or self._pipeline.draining:
+            self._close_after = True
+        answer = refusal_answer(refusal, request_id, extra, self._close_after, request.method == b"HEAD")
+        self._transport.write(answer)
+
+    def start_tunnel(self, head: ResponseHead, extra: bytes, data: bytes) -> None:
+        """101: from here on bytes pass both ways unread."""
+        self._tunnel = True
+        self._close_after = True
+        lines = b"".join(head.lines)
+        self._transport.write(
+            b"HTTP/1.1 101 %b\r\n%bconnection: upgrade\r\nupgrade: %b\r\n%b\r\n%b"
+            % (head.phrase, lines, head.upgrade, extra, data)
+        )
+
+    def cut(self) -> None:
+        """Break the connection: the reply cannot be ended honestly."""
+        self._close_after = True
+        self._transport.abort()
+
+    def close_after_reply(self) -> None:
+        """Close once the reply that is under way has been written."""
+        self._close_after = True
+
+    @property
+    def can_append(self) -> bool:
+        """Whether bytes can still be added to the body under way: not if its length was promised."""
+        return self._chunked or (self._request is not None and self._request.http_10 and self._close_after)
+
+    def pause_upload(self) -> None:
+        """The engine does not take the upload as fast as it comes."""
+        self._upload_paused = True
+        self._set_reading()
+
+    def resume_upload(self) -> None:
+        """The engine takes more."""
+        self._upload_paused = False
+        self._set_reading()
+
+    def exchange_done(self) -> None:
+        """The exchange recorded its end and let go of everything: the next request's turn."""
+        request = self._request
+        self._exchange = None
+        self._request = None
+        self._ahead = 0
+        self._upload_paused = False
+        self._paused_at = None
+        if self._transport.is_closing():
+            return
+        if self._close_after or request is None or not request.keep_alive:
+            self._close(request is None or request.complete or self._tunnel)
+            return
+        if not request.complete:
+            self._close(False)
+            return
+        if self._parser.tunnel is not None:
+            try:
+                self._parser.resume()
+            except Refused as refused:
+                self._refuse_connection(refused.refusal)
+        self._set_reading()
+        if not self._pumping:
+            self._pump()
+
+    # What the listener calls.
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being read or served."""
+        return self._exchange is None and not self._parser.in_head and not self._parser.requests
+
+    def close_if_idle(self) -> None:
+        """Close a keep-alive connection that nobody is using."""
+        if self.idle and not self._lingering:
+            self._transport.close()
+
+    def cut_exchange(self, reason: Reason) -> None:
+        """End what is in flight, in band where that is possible."""
+        if self._exchange is not None:
+            self._exchange.cut(reason)
+        else:
+            self._transport.close()
+
+    # Our own.
+
+    def _pump(self) -> None:
+        self._pumping = True
+        parser = self._parser
+        while not self._transport.is_closing() and not self._lingering:
+            exchange = self._exchange
+            if exchange is not None:
+                request = self._request
+                assert request is not None
+                if self._tunnel:
+                    data, parser.tunnel = parser.tunnel, b""
+                    if data:
+                        exchange.tunnel(data)
+                elif not request.held and (request.pieces or request.complete):
+                    exchange.upload()
+                break
+            if not parser.requests:
+                break
+            request = parser.requests[0]
+            if request.held and not request.complete:
+                if self._refusal is None and request.expect_continue:
+                    request.expect_continue = False
+                    self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                break
+            del parser.requests[0]
+            self._request = request
+            self._exchange = exchange = self._pipeline.exchange(request, self)
+            exchange.start()
+        self._pumping = False
+        if self._refusal is not None and not self._transport.is_closing() and not self._lingering:
+            self._answer_refusal(self._refusal)
+        else:
+            self._set_reading()
+
+    def _refuse_connection(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        self._pipeline.recorder.refused(refusal.reason)
+
+    def _answer_refusal(self, refusal: Refusal) -> None:
+        exchange, request = self._exchange, self._request
+        if exchange is not None and request is not None:
+            if request.complete:
+                return  # an earlier request's reply comes first
+            # The upload under way is what broke.
+            self._close_after = True
+            exchange.cut(refusal.reason, refusal.message)
+            return
+        if self._parser.requests and self._parser.requests[0].complete:
+            return
+        self._close_after = True
+        self._transport.write(refusal_answer(refusal, b"", b"", True, False))
+        self._close(False)
+
+    def _close(self, clean: bool) -> None:
+        if clean:
+            self._transport.close()
+            return
+        self._lingering = True
+        self._reading = True
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
+
+    def _discard(self, size: int) -> None:
+        self._linger_left -= size
+        if self._linger_left < 0:
+            self._transport.abort()
+
+    def _set_reading(self) -> None:
+        wanted = not self._upload_paused and self._ahead <= _AHEAD_BYTES
+        if wanted != self._reading and not self._transport.is_closing():
+            self._reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _on_timer(self) -> None:
+        # One lazy timer per connection: it fires at most one idle period from now and looks at what is due.
+        now = self._clock()
+        idle_s = self._pipeline.idle_client_s()
+        due = now + idle_s
+        request = self._request
+        if self._paused_at is not None:
+            size = self._transport.get_write_buffer_size()
+            if size < self._paused_size:
+                self._paused_at, self._paused_size = now, size
+            due = self._paused_at + idle_s
+            if now >= due:
+                if self._exchange is not None:
+                    self._exchange.client_slow()
+                self._transport.abort()
+                return
+        elif self._exchange is not None:
+            if request is not None and not request.complete and self._reading and not self._tunnel:
+                due = self._heard_at + idle_s
+                if now >= due:
+                    self._exchange.cut(Reason.CLIENT_TIMEOUT, "the request's body stopped coming")
+                    return
+        else:
+            began = self._head_began_at
+            due = (self._heard_at if began is None else began) + idle_s
+            if now >= due:
+                if began is None and not self._parser.requests:
+                    self._transport.close()
+                else:
+                    self._refuse_connection(Refusal(Reason.CLIENT_TIMEOUT, "the request did not come whole in time"))
+                    self._parser.requests.clear()
+                    self._pump()
+                return
+        self._timer = self._loop.call_at(due, self._on_timer)

@@ -1,0 +1,272 @@
+"""Bytes of one client connection in, `Request`s out, in order; refuses whatever two readers could read differently.
+
+llhttp in strict mode refuses most of the smuggling family (CL with TE, duplicate or signed CL, bare LF, NUL, folded
+headers, space before a colon, bad chunks); what it lets through is refused here: no Host or two, a transfer coding
+other than `chunked`, HTTP/0.9, CONNECT, a target whose authority is not the Host.
+
+Two things llhttp does must be worked around. It parses on after a refusal, so the callbacks raise, which stops it,
+and nothing is fed after that: a refused request's successor in the same packet must never be forwarded. And it stops
+at any `Upgrade`, handing a POST body over as tunnel bytes (Java clients offer `h2c` with every POST): unless the
+request can become a tunnel, a fresh parser reads the body under the same framing.
+"""
+
+from collections.abc import Callable
+
+import httptools
+
+from sidecar.kernel.errors import Reason, Refusal
+from sidecar.proxy.request import Request
+from sidecar.wire.call import api_of
+from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, connection_tokens
+
+_READ = frozenset(
+    {
+        b"host",
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"upgrade",
+        b"expect",
+        b"x-request-id",
+        b"x-forwarded-for",
+        b"x-forwarded-proto",
+        b"traceparent",
+    }
+)
+# Not passed on as they came: hop-by-hop, and those that the forwarded head states anew.
+_DROPPED = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id", b"x-forwarded-for", b"x-forwarded-proto"}
+
+
+class Refused(Exception):
+    """The connection's bytes cannot be read further. `refusal` is the answer, after those already owed."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class RequestParser:
+    """One connection's parser. `body_limit` gives the largest inference body in bytes, now.
+
+    `feed` appends to `requests` once a head is complete (the last of them may still be receiving) and raises
+    `Refused` once for bytes that must not be read on. After an upgrade request `tunnel` holds what followed it;
+    nothing more may be fed until `resume` says that no tunnel came of it.
+    """
+
+    __slots__ = (
+        "_body_limit",
+        "_head_bytes",
+        "_in_head",
+        "_in_trailers",
+        "_parser",
+        "_replaying",
+        "_request",
+        "_trusted",
+        "requests",
+        "tunnel",
+    )
+
+    def __init__(self, body_limit: Callable[[], int], trusted: bool) -> None:
+        self._body_limit = body_limit
+        self._trusted = trusted
+        self._parser = httptools.HttpRequestParser(self)
+        self._request = Request()
+        self._in_head = False
+        self._in_trailers = False
+        self._head_bytes = 0
+        self._replaying = False
+        self.requests: list[Request] = []
+        self.tunnel: bytes | None = None
+
+    @property
+    def in_head(self) -> bool:
+        """Whether a request has begun and its head is not complete."""
+        return self._in_head
+
+    def feed(self, data: bytes) -> None:
+        """Read on. Raises `Refused`."""
+        if self.tunnel is not None:
+            self.tunnel += data
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            self._stopped_at_upgrade(data[stop.args[0] :])
+            return
+        except httptools.HttpParserCallbackError as exc:
+            refused = exc.__context__ or exc.__cause__
+            if isinstance(refused, Refused):
+                raise refused from None
+            raise
+        except httptools.HttpParserError as exc:
+            raise Refused(Refusal(Reason.BAD_REQUEST, f"malformed HTTP: {exc}")) from exc
+        if self._in_head or self._in_trailers:
+            # What is complete was counted by on_header; a field that never ends is only seen here.
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES * 2:
+                raise Refused(_head_too_large())
+
+    def resume(self) -> None:
+        """The engine refused the upgrade: what followed the request is HTTP after all. Raises `Refused`."""
+        rest, self.tunnel = self.tunnel, None
+        self._parser = httptools.HttpRequestParser(self)
+        if rest:
+            self.feed(rest)
+
+    def _stopped_at_upgrade(self, rest: bytes) -> None:
+        request = self._request
+        if request.upgrade:
+            self.tunnel = rest
+            return
+        # llhttp called the message complete before its body: read the body under the same framing.
+        self._parser = httptools.HttpRequestParser(self)
+        if request.has_body:
+            framing = b"transfer-encoding: chunked" if request.chunked else b"content-length: %d" % (request.content_length or 0)
+            self._replaying = True
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+            self._replaying = False
+        if rest:
+            self.feed(rest)
+
+    # llhttp's callbacks, in their order.
+
+    def on_message_begin(self) -> None:
+        if self._replaying:
+            return
+        self._request = Request()
+        self._in_head = True
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        if self._replaying:
+            return
+        # httptools may hand a target over in parts.
+        self._request.target += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._replaying:
+            return
+        self._count(len(name) + len(value) + 4)
+        request = self._request
+        lower = name.lower()
+        if self._in_trailers:
+            if lower not in _DROPPED and lower != b"host":
+                request.trailers.append(b"%b: %b\r\n" % (name, value))
+            return
+        request.headers.append((lower, value))
+        if lower in _READ:
+            self._read(request, lower, value)
+        if lower in _DROPPED or (lower.startswith(OURS) and not self._trusted):
+            return
+        request.lines.append(b"%b: %b\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._replaying:
+            return
+        self._in_head = False
+        self._in_trailers = True
+        self._head_bytes = 0
+        request = self._request
+        parser = self._parser
+        request.method = parser.get_method()
+        request.keep_alive = parser.should_keep_alive()
+        version = parser.get_http_version()
+        if version != "1.1":
+            if version != "1.0":
+                raise Refused(Refusal(Reason.BAD_REQUEST, f"HTTP/{version} is not spoken here; use HTTP/1.1"))
+            request.http_10 = True
+            if request.chunked:
+                raise Refused(Refusal(Reason.BAD_REQUEST, "HTTP/1.0 has no Transfer-Encoding"))
+        elif not request.host:
+            raise Refused(Refusal(Reason.BAD_REQUEST, "HTTP/1.1 needs one Host header"))
+        if request.method == b"CONNECT":
+            raise Refused(Refusal(Reason.BAD_REQUEST, "CONNECT is not served: this is no forward proxy"))
+        request.path = _path(request)
+        if not (parser.should_upgrade() and _may_tunnel(request)):
+            request.upgrade = b""
+        request.api = api_of(request.method, request.path)
+        request.held = request.api is not None
+        if request.held and (request.content_length or 0) > self._body_limit():
+            raise Refused(_body_too_large(self._body_limit()))
+        self.requests.append(request)
+
+    def on_body(self, body: bytes) -> None:
+        request = self._request
+        request.body_size += len(body)
+        if request.held and request.body_size > self._body_limit():
+            raise Refused(_body_too_large(self._body_limit()))
+        request.pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        request = self._request
+        if request.has_body and self._parser.should_upgrade() and not request.upgrade and not request.body_size:
+            return  # the body is still to come: see _stopped_at_upgrade
+        self._in_trailers = False
+        request.complete = True
+        if request.held:
+            request.body = b"".join(request.pieces)
+            request.pieces.clear()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise Refused(_head_too_large())
+
+    def _read(self, request: Request, name: bytes, value: bytes) -> None:
+        match name:
+            case b"host":
+                if request.host:
+                    raise Refused(Refusal(Reason.BAD_REQUEST, "two Host headers"))
+                if not value.strip(b" \t"):
+                    raise Refused(Refusal(Reason.BAD_REQUEST, "empty Host header"))
+                request.host = value.strip(b" \t")
+            case b"content-length":
+                request.content_length = int(value)
+            case b"transfer-encoding":
+                if value.strip(b" \t").lower() != b"chunked":
+                    raise Refused(Refusal(Reason.BAD_REQUEST, "the only transfer coding taken is chunked"))
+                request.chunked = True
+            case b"connection":
+                request.named += connection_tokens(value)
+            case b"upgrade":
+                request.upgrade = value.strip(b" \t")
+            case b"expect":
+                request.expect_continue = value.strip(b" \t").lower() == b"100-continue"
+            case b"x-request-id":
+                request.request_id = value.strip(b" \t")
+            case b"x-forwarded-for":
+                request.forwarded_for = b"%b, %b" % (request.forwarded_for, value) if request.forwarded_for else value
+            case b"x-forwarded-proto":
+                request.forwarded_proto = value
+            case b"traceparent":
+                request.traceparent = value
+
+
+def _may_tunnel(request: Request) -> bool:
+    # A body before the tunnel, or h2c (which we do not speak further on), makes it an ordinary request.
+    return not request.has_body and not request.http_10 and request.upgrade.lower() != b"h2c"
+
+
+def _path(request: Request) -> bytes:
+    """The target's path; an absolute-form target becomes origin-form, as RFC 9112 section 3.2.2 asks of a gateway."""
+    target = request.target
+    if target[:1] != b"/":
+        scheme, sep, rest = target.partition(b"://")
+        if sep and scheme.lower() in (b"http", b"https"):
+            authority, slash, path = rest.partition(b"/")
+            if not slash:
+                authority, mark, query = rest.partition(b"?")
+                path = mark + query
+            if authority.lower() != request.host.lower():
+                raise Refused(Refusal(Reason.BAD_REQUEST, "the target's authority is not the Host header's"))
+            request.target = target = b"/" + path
+    return target.partition(b"?")[0]
+
+
+def _head_too_large() -> Refusal:
+    return Refusal(Reason.HEAD_TOO_LARGE, f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
+
+
+def _body_too_large(limit: int) -> Refusal:
+    return Refusal(Reason.TOO_LARGE, f"the body exceeds {limit} bytes (policy: limits.body_bytes)")

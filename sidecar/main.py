@@ -1,0 +1,264 @@
+"""The composition root: builds every part, joins them, runs until told to stop, drains.
+
+Clock and chance live here and are handed down. One TaskGroup owns what runs beside the connections: connects to
+engines, the pool's sweep, health checks, the policy's watcher.
+"""
+
+import asyncio
+import contextlib
+import gc
+import random
+import signal
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version as installed_version
+
+import uvloop
+
+from sidecar.admin.app import serve_admin
+from sidecar.admin.facts import Phase
+from sidecar.admin.ready import readiness
+from sidecar.core.fleet import Fleet
+from sidecar.downstream.listener import Listener
+from sidecar.policy.errors import PolicyErrors
+from sidecar.policy.load import single
+from sidecar.policy.schema import Snapshot
+from sidecar.policy.store import PolicyStore
+from sidecar.proxy.pipeline import Pipeline
+from sidecar.settings import Settings, UsageError
+from sidecar.telemetry.logs import Logs
+from sidecar.telemetry.metrics import Metrics
+from sidecar.telemetry.recorder import TelemetryRecorder
+from sidecar.telemetry.writer import LineWriter
+from sidecar.upstream.pool import Pool
+from sidecar.watch import PolicyWatcher, read_policy
+
+_SWEEP_S = 0.5  # of idle engine connections: they may be this much older than their limit
+# A request allocates little that lives, so young collections find nothing; fewer of them cost less.
+_GC_YOUNG = 50_000
+
+
+class Running:
+    """A sidecar that serves: its addresses, its parts, and the way to end it. The admin pages' `Facts`."""
+
+    def __init__(
+        self, fleet: Fleet, store: PolicyStore, metrics: Metrics, recorder: TelemetryRecorder, logs: Logs, pool: Pool
+    ) -> None:
+        self.fleet = fleet
+        self.store = store
+        self.metrics = metrics
+        self.recorder = recorder
+        self.logs = logs
+        self.pool = pool
+        self.phase = Phase.STARTING
+        self.proxy_port = 0
+        self.admin_port: int | None = None
+        self.pipeline: Pipeline
+        self.listener: Listener
+        self.stopping = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def now(self) -> float:
+        """The loop's monotonic seconds: the clock of everything here."""
+        return self._loop.time()
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def drain(self) -> None:
+        """Begin to stop; again is harmless."""
+        if self.phase is not Phase.DRAINING:
+            self.phase = Phase.DRAINING
+            self.logs.event.info("draining", live=self.pipeline.live)
+        self.stopping.set()
+
+    async def exposition(self) -> tuple[bytes, str]:
+        """The metrics' text and its content type."""
+        return await self.metrics.render()
+
+    def apply(self, snapshot: Snapshot) -> None:
+        """Put a policy in force for every request that starts from now on."""
+        self.store.swap(snapshot)
+        for transition in self.fleet.apply(snapshot, self.now()):
+            self.recorder.transition(transition)
+        self.pipeline.policy_changed()
+        self.metrics.policy_load(True)
+        self.metrics.retain(self.fleet)
+        self.pool.keep_only({key for service in self.fleet.services.values() for key in service.nodes})
+        for warning in snapshot.warnings:
+            self.logs.event.warning("policy_warning", warning=warning)
+        self.logs.event.info("policy_applied", version=snapshot.version, services=len(snapshot.services))
+
+    def refuse(self, error: str) -> None:
+        """A policy that cannot be taken: the last good one stays."""
+        self.store.refuse(error)
+        self.metrics.policy_load(False)
+        self.logs.event.error("policy_refused", error=error, kept=self.store.current.version)
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_fd: int = 1) -> AsyncIterator[Running]:
+    """A sidecar that accepts traffic while the context lasts. `snapshot` replaces the policy that `settings` name.
+
+    Raises OSError where an address is not to be had, PolicyErrors or UsageError where there is no policy to begin with.
+    """
+    path = settings.policy if snapshot is None else None
+    if path is not None:
+        first = read_policy(path, upstreams=settings.upstreams)
+    else:
+        first = snapshot or _without_files(settings)
+    loop = asyncio.get_running_loop()
+    metrics = Metrics(build=installed_version("llm-sidecar"))
+    writer = LineWriter(log_fd)
+    logs = Logs(
+        writer,
+        time.time,
+        format=settings.log_format,
+        level=settings.log_level,
+        access=settings.access_log,
+        fixed={"pod": settings.pod_name, "node": settings.node_name, "zone": settings.zone},
+    )
+    recorder = TelemetryRecorder(metrics, logs, time.time)
+    failure: BaseException | None = None
+    # A TaskGroup wraps what its body raises into a group; the caller shall get it as it was.
+    with logs:
+        async with asyncio.TaskGroup() as tasks:
+            pool = Pool(loop, tasks, recorder)
+            running = Running(Fleet(random.random), PolicyStore(first), metrics, recorder, logs, pool)
+            running.pipeline = Pipeline(
+                running.store,
+                running.fleet,
+                pool,
+                recorder,
+                loop,
+                now_wall=time.time,
+                new_id=_new_id,
+                on_crash=lambda exc: logs.event.error("request_crashed", exc_info=exc),
+            )
+            running.listener = Listener(
+                running.pipeline, tls=_tls(settings), trusted=settings.trusted, max_connections=settings.max_connections
+            )
+            running.apply(first)
+            _watch_gauges(running)
+            metrics.watch("log_lines_dropped", lambda: writer.dropped)
+            beside = [tasks.create_task(_sweep(pool, loop.time))]
+            if path is not None:
+                watcher = PolicyWatcher(
+                    path, running.store, running.apply, running.refuse, upstreams=settings.upstreams
+                )
+                beside.append(tasks.create_task(watcher.run()))
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
+                    stack.push_async_callback(running.listener.close)
+                    if settings.admin is not None:
+                        where = settings.admin
+                        admin = serve_admin(running, where.host, where.port, socket_path=where.path)
+                        running.admin_port = await stack.enter_async_context(admin)
+                    running.phase = Phase.SERVING
+                    yield running
+            except BaseException as exc:  # noqa: BLE001 - raised again below
+                failure = exc
+            finally:
+                running.phase = Phase.DRAINING
+                pool.close()
+                for task in beside:
+                    task.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _without_files(settings: Settings) -> Snapshot:
+    if not settings.upstreams:
+        raise UsageError("nothing to forward to: give --upstream URL (an engine) or --policy FILE")
+    return single(settings.upstreams)
+
+
+def run(settings: Settings) -> int:
+    """`sidecar run`: serve until SIGTERM or SIGINT, drain; the exit code."""
+    try:
+        uvloop.run(_serve_until_stopped(settings))
+    except UsageError as exc:
+        print(f"sidecar run: {exc}", file=sys.stderr)
+        return 2
+    except (PolicyErrors, OSError) as exc:
+        print(f"sidecar run: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve_until_stopped(settings: Settings) -> None:
+    async with serving(settings) as running:
+        _tune_gc()
+        _say_started(running, settings)
+        await _until_stopped(running)
+        await running.listener.drain(settings.settle_s, settings.drain_s)
+
+
+async def _until_stopped(running: Running) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.drain)
+    await running.stopping.wait()
+    # A second signal ends the process at once.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+
+
+def _say_started(running: Running, settings: Settings) -> None:
+    admin = "off" if settings.admin is None else settings.admin.path or f"{settings.admin.host}:{running.admin_port}"
+    running.logs.event.info(
+        "started", listen=f"{settings.listen.host}:{running.proxy_port}", admin=admin, tls=settings.tls_cert is not None
+    )
+
+
+async def _sweep(pool: Pool, now: Callable[[], float]) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        pool.sweep(now())
+
+
+def _watch_gauges(running: Running) -> None:
+    metrics = running.metrics
+    metrics.watch_fleet(running.fleet, running.now)
+    metrics.watch("requests_in_flight", lambda: running.pipeline.live)
+    metrics.watch("downstream_connections", lambda: running.listener.connections)
+    metrics.watch("upstream_connections", lambda: running.pool.open_connections)
+    metrics.watch(
+        "ready", lambda: readiness(running.phase, running.store.current, running.fleet, running.now()).ready
+    )
+    metrics.watch("draining", lambda: running.phase is Phase.DRAINING)
+    metrics.watch("policy_version", lambda: running.store.current.version)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _tune_gc() -> None:
+    """What was made at start lives for ever: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_YOUNG, 50, 50)
+
+
+def _new_id() -> bytes:
+    return b"%032x" % random.getrandbits(128)
+
+
+def demo(settings: Settings, fault: str | None) -> int:
+    """`sidecar demo`: three simulated engines and a sidecar in front of them, ready to be called; the exit code."""
+    try:
+        uvloop.run(_demonstrate(settings, fault))
+    except OSError as exc:
+        print(f"sidecar demo: {exc}", file=sys.stderr)
+        return 1
+    return 0

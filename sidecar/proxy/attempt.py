@@ -1,0 +1,562 @@
+"""One wire attempt: a request on one connection to one engine, its deadlines, and what it came to.
+
+```
+CONNECTING -> WAITING -> HOLDING -> FLOWING -> DONE          (any of them -> DONE; WAITING -> TUNNEL -> DONE)
+                 \___________________/^
+```
+
+Nothing is committed downstream while it could still be re-sent: an inference stream is held until its first token (a
+head, comments and a role-only chunk are no sign of life: engines send them while the request still queues), an answer
+that is no stream until it is whole, both up to 64 KiB. So a first-token deadline can move the request elsewhere, and
+an error under 200 can, too. What is no inference is committed at its head.
+
+Once flowing, every read goes to the client first and to the reader after; deadlines move by an assignment, and one
+lazy timer per attempt looks at them when it fires.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from types import MappingProxyType
+from typing import Protocol
+
+from sidecar.core.classify import ending_of_error, ending_of_status, retry_after_s
+from sidecar.core.fleet import Node
+from sidecar.kernel.exchange import ResponseHead
+from sidecar.kernel.outcome import Ending
+from sidecar.policy.schema import Deadlines
+from sidecar.proxy.forwarded import held_body
+from sidecar.proxy.ports import Client, Connector, Link
+from sidecar.proxy.request import Request
+from sidecar.wire.answer import Usage, read_answer
+from sidecar.wire.call import Call
+from sidecar.wire.stream import StreamReader
+
+HELD_BYTES = 64 * 1024
+"""What is held of an answer before it is committed unseen: errors and role chunks are far smaller."""
+
+STALE_S = 1.0
+"""A reused connection that closes without a byte within this time of sending had been closed before we sent: engines
+close idle connections silently, and the reset comes within a round trip. Later, the engine died of the request."""
+
+_TIMER_SLACK_S = 0.001  # uvloop's timers count whole milliseconds and may fire that much early
+
+_EVENT_STREAM = b"text/event-stream"
+
+
+class Phase(Enum):
+    """Where an attempt stands."""
+
+    CONNECTING = "connecting"
+    WAITING = "waiting"
+    HOLDING = "holding"
+    FLOWING = "flowing"
+    TUNNEL = "tunnel"
+    DONE = "done"
+
+
+TRANSITIONS = MappingProxyType(
+    {
+        # A stale connection sends a waiting attempt back to connecting, once.
+        Phase.CONNECTING: frozenset({Phase.WAITING, Phase.DONE}),
+        Phase.WAITING: frozenset({Phase.CONNECTING, Phase.HOLDING, Phase.FLOWING, Phase.TUNNEL, Phase.DONE}),
+        Phase.HOLDING: frozenset({Phase.FLOWING, Phase.DONE}),
+        Phase.FLOWING: frozenset({Phase.DONE}),
+        Phase.TUNNEL: frozenset({Phase.DONE}),
+        Phase.DONE: frozenset[Phase](),
+    }
+)
+
+
+class Timers(Protocol):
+    """The part of an event loop that an attempt needs."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle: ...
+
+
+class Owner(Protocol):
+    """The exchange that an attempt belongs to."""
+
+    def reply_lines(self, attempt: "Attempt") -> bytes:
+        """Our header lines for the answer of this attempt."""
+
+    def attempt_accepted(self, attempt: "Attempt") -> None:
+        """The engine took the request: its answer is being committed."""
+
+    def attempt_done(self, attempt: "Attempt") -> None:
+        """`attempt.ending` is set, its link is given back."""
+
+
+class Attempt:
+    """One attempt; a `Sink` for its link. `ending` is set once, when it is done.
+
+    Times are the loop's seconds. `first_token_at` and `last_token_at` are 0 while no token came; `max_gap_s` is the
+    longest wait between two token-bearing reads. `bytes_out` counts body bytes sent to the client.
+    """
+
+    __slots__ = (
+        "_client",
+        "_closed_whole",
+        "_connector",
+        "_deadlines",
+        "_due",
+        "_due_ending",
+        "_engine_head",
+        "_held",
+        "_held_size",
+        "_link",
+        "_owner",
+        "_paused",
+        "_pieces",
+        "_request",
+        "_restarted",
+        "_timer",
+        "_timer_at",
+        "_timers",
+        "_total_at",
+        "_trailers",
+        "_upload_ended",
+        "bytes_out",
+        "call",
+        "committed",
+        "detail",
+        "ending",
+        "finish_reason",
+        "first_token_at",
+        "head",
+        "last_token_at",
+        "max_gap_s",
+        "node",
+        "phase",
+        "reader",
+        "reused_connection",
+        "sent_at",
+        "started_at",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        request: Request,
+        call: Call | None,
+        client: Client,
+        node: Node,
+        connector: Connector,
+        timers: Timers,
+        deadlines: Deadlines,
+        total_at: float,
+    ) -> None:
+        self._owner = owner
+        self._request = request
+        self.call = call
+        self._client = client
+        self.node = node
+        self._connector = connector
+        self._timers = timers
+        self._deadlines = deadlines
+        self._total_at = total_at
+        self._engine_head = b""
+        self._link: Link | None = None
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._trailers: list[bytes] = []
+        self._closed_whole = False
+        self._paused = False
+        self._restarted = False
+        self._upload_ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._due = 0.0
+        self._due_ending = Ending.TOTAL_TIMEOUT
+        self.phase = Phase.CONNECTING
+        self.ending: Ending | None = None
+        self.detail = ""
+        self.head: ResponseHead | None = None
+        self.reader: StreamReader | None = None
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+        self.committed = False
+        self.reused_connection = False
+        self.started_at = timers.time()
+        self.sent_at = 0.0
+        self.first_token_at = 0.0
+        self.last_token_at = 0.0
+        self.max_gap_s = 0.0
+        self.bytes_out = 0
+
+    # What the exchange calls.
+
+    def start(self, engine_head: bytes) -> None:
+        """Ask for a connection; it may be there at once."""
+        self._engine_head = engine_head
+        if not self._request.held and not self._request.complete:
+            self._client.pause_upload()
+        self._connect(fresh=False)
+
+    def push_upload(self) -> None:
+        """Send on what has come of a streamed body."""
+        link, request = self._link, self._request
+        if link is None or self._upload_ended:
+            return
+        pieces = request.pieces
+        if pieces:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            link.upload(data)
+        if request.complete:
+            self._upload_ended = True
+            link.end_upload(request.trailers)
+            if self.phase is Phase.WAITING:
+                self._await_head(self._timers.time())
+
+    def push_tunnel(self, data: bytes) -> None:
+        """Bytes of a tunnel from the client."""
+        if self._link is not None:
+            self._link.send_tunnel(data)
+
+    def pause(self) -> None:
+        """The client does not read: stop reading the engine, and charge it for no silence."""
+        self._paused = True
+        if self._link is not None:
+            self._link.pause()
+
+    def resume(self) -> None:
+        """The client reads again; the engine's clock starts anew."""
+        self._paused = False
+        if self._link is not None:
+            self._link.resume()
+        if self.phase is Phase.FLOWING and self.call is not None:
+            self.last_token_at = self._timers.time()
+            self._await_more(self.last_token_at)
+
+    def stop(self, ending: Ending) -> None:
+        """Give up, for a reason that is not the engine's."""
+        self._end(ending)
+
+    def deliver(self) -> None:
+        """Send the held answer as it is: a whole one, or the last one when nothing else worked."""
+        self._commit()
+        self._client.send_end(self._trailers)
+
+    # What the link calls.
+
+    def on_connected(self, link: Link) -> None:
+        request = self._request
+        self._link = link
+        self._move(Phase.WAITING)
+        self.reused_connection = link.used
+        now = self._timers.time()
+        self.sent_at = now
+        body = held_body(request) if request.held else b""
+        if self._paused:
+            link.pause()
+        link.send(
+            self, self._engine_head, body, head_only=request.method == b"HEAD", upgrade=bool(request.upgrade)
+        )
+        if not request.held and request.has_body:
+            link.open_upload(chunked=request.chunked)
+            if not request.complete:
+                self._client.resume_upload()
+            self.push_upload()
+            if not self._upload_ended:
+                self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+                return
+        else:
+            self._upload_ended = True
+        self._await_head(now)
+
+    def on_connect_failed(self, detail: str) -> None:
+        self.detail = detail
+        self._end(Ending.CONNECT_FAILED)
+
+    def on_informational(self, head: ResponseHead) -> None:
+        if head.status != 100 or (self._request.expect_continue and not self._request.held):
+            self._client.send_informational(head)
+
+    def on_head(self, head: ResponseHead) -> None:
+        self.head = head
+        call = self.call
+        if call is None:
+            self._move(Phase.FLOWING)
+            self._commit()
+            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+            return
+        self._move(Phase.HOLDING)
+        # An answer that is no stream must be whole by the deadline of its head: engines send both at once.
+        if head.status == 200 and head.content_type == _EVENT_STREAM:
+            self.reader = StreamReader(call.api)
+            self._watch(self.sent_at + self._deadlines.first_token_s, Ending.TTFT_TIMEOUT)
+
+    def on_body(self, data: bytes) -> None:
+        reader = self.reader
+        if self.phase is Phase.FLOWING:
+            self.bytes_out += len(data)
+            self._client.send_body(data)
+            if reader is None:
+                if self.call is not None:
+                    self._await_more(self._timers.time())
+            elif reader.feed(data):
+                self._token(reader)
+            return
+        self._held.append(data)
+        self._held_size += len(data)
+        if reader is not None:
+            if reader.feed(data):
+                self._token(reader)
+                self._flow()
+                return
+        if self._held_size > HELD_BYTES:
+            self._flow()
+
+    def on_end(self, trailers: list[bytes]) -> None:
+        self._link = None
+        self._trailers = trailers
+        self._closed_whole = True
+        if self.phase is Phase.TUNNEL:
+            self._end(Ending.COMPLETE)
+            return
+        self._end(self._judge())
+
+    def on_lost(self) -> None:
+        link, self._link = self._link, None
+        match self.phase:
+            case Phase.WAITING:
+                if link is not None and not link.received and self._is_stale():
+                    self._restarted = True
+                    self._cancel_timer()
+                    self._move(Phase.CONNECTING)
+                    self._connect(fresh=True)
+                    return
+                self.detail = "the engine closed the connection before it answered"
+                self._end(Ending.RESET_BEFORE_HEAD)
+            case Phase.TUNNEL:
+                self._end(Ending.COMPLETE)
+            case _:
+                self.detail = "the engine's answer broke off"
+                self._end(self._judge_broken())
+
+    def on_bad_bytes(self, detail: str) -> None:
+        self._link = None
+        self.detail = f"the engine's bytes are not HTTP/1.1: {detail}"
+        if self.phase is Phase.FLOWING or (self.reader is not None and self.reader.events):
+            self._end(self._judge_broken())
+        else:
+            self._end(Ending.BAD_BYTES)
+
+    def on_tunnel(self, head: ResponseHead, data: bytes) -> None:
+        self.head = head
+        self._move(Phase.TUNNEL)
+        self.committed = True
+        self._cancel_timer()
+        self._owner.attempt_accepted(self)
+        self._client.start_tunnel(head, self._owner.reply_lines(self), data)
+
+    def on_tunnel_data(self, data: bytes) -> None:
+        self.bytes_out += len(data)
+        self._client.send_body(data)
+
+    def on_upload_paused(self) -> None:
+        self._client.pause_upload()
+
+    def on_upload_resumed(self) -> None:
+        self._client.resume_upload()
+
+    # Our own.
+
+    def _connect(self, *, fresh: bool) -> None:
+        node = self.node
+        self._connector.open(node.key, node.endpoint, self._deadlines.connect_s, self, fresh=fresh)
+
+    def _await_head(self, now: float) -> None:
+        deadlines = self._deadlines
+        call = self.call
+        head_at = now + deadlines.head_s
+        if call is not None and call.stream and now + deadlines.first_token_s < head_at:
+            self._watch(now + deadlines.first_token_s, Ending.TTFT_TIMEOUT)
+        else:
+            self._watch(head_at, Ending.HEAD_TIMEOUT)
+
+    def _await_more(self, now: float) -> None:
+        reader = self.reader
+        deadlines = self._deadlines
+        gap_s = deadlines.tool_gap_s if reader is not None and reader.tool_call else deadlines.token_gap_s
+        self._watch(now + gap_s, Ending.TOKEN_GAP_TIMEOUT)
+
+    def _token(self, reader: StreamReader) -> None:
+        now = self._timers.time()
+        if self.last_token_at:
+            gap = now - self.last_token_at
+            if gap > self.max_gap_s:
+                self.max_gap_s = gap
+        else:
+            self.first_token_at = now
+        self.last_token_at = now
+        deadlines = self._deadlines
+        self._watch(
+            now + (deadlines.tool_gap_s if reader.tool_call else deadlines.token_gap_s), Ending.TOKEN_GAP_TIMEOUT
+        )
+
+    def _flow(self) -> None:
+        self._move(Phase.FLOWING)
+        self._commit()
+        self._await_more(self._timers.time())
+
+    def _commit(self) -> None:
+        head = self.head
+        assert head is not None
+        self.committed = True
+        self._request.body = b""
+        self._owner.attempt_accepted(self)
+        held = self._held
+        body = held[0] if len(held) == 1 else b"".join(held)
+        self._held = []
+        self.bytes_out += len(body)
+        self._client.send_head(head, self._owner.reply_lines(self), body)
+
+    def _judge(self) -> Ending:
+        """What a whole answer came to."""
+        head, call, reader = self.head, self.call, self.reader
+        assert head is not None
+        if call is None:
+            return Ending.COMPLETE
+        if reader is not None:
+            self.usage = reader.usage
+            self.finish_reason = reader.finish_reason
+            if reader.error is not None:
+                self.detail = reader.error.message
+                return ending_of_error(reader.error)
+            if reader.complete:
+                return Ending.COMPLETE
+            if reader.events:
+                self.detail = "the stream ended without its end marker"
+                return Ending.TRUNCATED
+            self.detail = "the engine answered 200 and sent no event"
+            return Ending.EMPTY
+        if self.committed:
+            # Too large to be held whole: judged by its status and its framing alone.
+            return ending_of_status(head.status, None, bool(head.retry_after))
+        body = b"".join(self._held)
+        if head.status == 204 or 300 <= head.status < 400:
+            return Ending.COMPLETE
+        answer = read_answer(call.api, body, status=head.status)
+        self.usage = answer.usage
+        self.finish_reason = answer.finish_reason
+        if answer.error is not None:
+            self.detail = answer.error.message
+        if head.status >= 400:
+            return ending_of_status(head.status, answer.error, self.retry_after_s(0.0) is not None)
+        if answer.error is not None:
+            return ending_of_error(answer.error)
+        if not body or (answer.malformed and call.api is not call.api.OTHER):
+            self.detail = "the engine answered 200 with a body that is not its API's JSON"
+            return Ending.EMPTY
+        return Ending.COMPLETE
+
+    def _judge_broken(self) -> Ending:
+        """What an answer came to whose connection broke after its head."""
+        reader = self.reader
+        if reader is None:
+            return Ending.TRUNCATED
+        self.usage = reader.usage
+        self.finish_reason = reader.finish_reason
+        if reader.error is not None:
+            self.detail = reader.error.message
+            return ending_of_error(reader.error)
+        if reader.terminal:
+            # The API's own end came; what broke after it carried nothing.
+            self._closed_whole = True
+            return Ending.COMPLETE
+        return Ending.TRUNCATED
+
+    def retry_after_s(self, now_wall: float) -> float | None:
+        """What the answer asks us to wait; None where it asks nothing."""
+        head = self.head
+        return retry_after_s(head.retry_after, now_wall) if head is not None and head.retry_after else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the answer's framing came to its end, so that the client's reply can be ended cleanly."""
+        return self._closed_whole
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is an event stream that was read as one."""
+        return self.reader is not None
+
+    @property
+    def trailers(self) -> list[bytes]:
+        """The answer's trailers, as header lines."""
+        return self._trailers
+
+    def _is_stale(self) -> bool:
+        return (
+            self.reused_connection
+            and not self._restarted
+            and self._request.resendable
+            and self._timers.time() - self.sent_at < STALE_S
+        )
+
+    def _expired(self) -> None:
+        ending = self._due_ending
+        reader = self.reader
+        if reader is not None and reader.terminal:
+            # All was said; only the connection was not ended.
+            self._closed_whole = True
+            ending = self._judge()
+        self._end(ending)
+
+    def _watch(self, due: float, ending: Ending) -> None:
+        if due > self._total_at:
+            due = self._total_at
+            ending = Ending.TOTAL_TIMEOUT
+        elif self._paused:
+            due = self._total_at
+            ending = Ending.TOTAL_TIMEOUT
+        self._due = due
+        self._due_ending = ending
+        if self._timer is None or due < self._timer_at:
+            self._set_timer(due)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._timers.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._timers.time() < self._due - _TIMER_SLACK_S:
+            self._set_timer(self._due)
+        elif self._paused and self._due < self._total_at:
+            # Paused after this deadline was set: the silence is the client's.
+            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+        else:
+            self._expired()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _move(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], (self.phase, phase)
+        self.phase = phase
+
+    def _end(self, ending: Ending) -> None:
+        if self.phase is Phase.DONE:
+            return
+        if self.phase is Phase.CONNECTING:
+            self._connector.cancel(self)
+        self._move(Phase.DONE)
+        self._cancel_timer()
+        link, self._link = self._link, None
+        if link is not None:
+            link.abort()
+        if self.reader is not None and self.usage is None:
+            self.usage = self.reader.usage
+            self.finish_reason = self.reader.finish_reason
+        self.ending = ending
+        self._owner.attempt_done(self)

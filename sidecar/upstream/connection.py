@@ -1,0 +1,353 @@
+"""One connection to an engine: sends a request, reads one answer at a time, tells its sink.
+
+llhttp's callbacks only collect; what one read brought is delivered after it, in order, so that a sink may drop the
+connection at any point. An engine's socket is never half-closed (engines take that for a hang-up) and never reused
+after anything odd: bytes beyond an answer's end, an upload that was not finished, a framing we could not read.
+
+Framing worked around: llhttp waits for a body after HEAD and cannot be told otherwise, so the answer ends at its head
+and the parser is replaced. A transfer coding other than `chunked` has no length we could know: refused.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from sidecar.kernel.exchange import Header, ResponseHead
+from sidecar.proxy.ports import Sink
+from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, connection_tokens, media_type, without_named
+
+_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+_BODILESS = frozenset({204, 304})
+
+
+class EngineConnection(asyncio.Protocol):
+    """The protocol object of one engine socket; `on_idle` and `on_gone` belong to the pool."""
+
+    __slots__ = (
+        "_bad",
+        "_chunked_upload",
+        "_close_framed",
+        "_content_length",
+        "_content_type",
+        "_ended",
+        "_head",
+        "_head_bytes",
+        "_head_only",
+        "_in_head",
+        "_informational",
+        "_keep_alive",
+        "_lines",
+        "_named",
+        "_on_gone",
+        "_on_idle",
+        "_parser",
+        "_phrase",
+        "_pieces",
+        "_poisoned",
+        "_reading",
+        "_retry_after",
+        "_sink",
+        "_te",
+        "_trailers",
+        "_transport",
+        "_tunnel",
+        "_upgrade",
+        "_upload_open",
+        "_wants_upgrade",
+        "idle_since",
+        "received",
+        "served",
+    )
+
+    def __init__(
+        self,
+        on_idle: Callable[["EngineConnection"], None],
+        on_gone: Callable[["EngineConnection", bool], None],
+    ) -> None:
+        self._on_idle = on_idle
+        self._on_gone = on_gone
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any other callback
+        self._sink: Sink | None = None
+        self._reading = True
+        self._poisoned = False
+        self._tunnel = False
+        self.served = 0
+        self.received = False
+        self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head: ResponseHead | None = None
+        self._informational: list[ResponseHead] = []
+        self._pieces: list[bytes] = []
+        self._trailers: list[bytes] = []
+        self._ended = False
+        self._bad = ""
+        self._close_framed = False
+        self._keep_alive = False
+        self._head_only = False
+        self._upload_open = False
+        self._chunked_upload = False
+        self._wants_upgrade = False
+        self._begin_head()
+
+    def _begin_head(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._phrase = b""
+        self._lines: list[bytes] = []
+        self._named: list[bytes] = []
+        self._content_type = b""
+        self._content_length: int | None = None
+        self._te = b""
+        self._upgrade = b""
+        self._retry_after: tuple[Header, ...] = ()
+
+    # What an attempt calls.
+
+    @property
+    def used(self) -> bool:
+        """Whether this connection has served a request before the next one."""
+        return self.served > 0
+
+    @property
+    def closing(self) -> bool:
+        """Whether the socket is gone, or about to be."""
+        return self._transport.is_closing()
+
+    def send(self, sink: Sink, head: bytes, body: bytes, *, head_only: bool, upgrade: bool) -> None:
+        """Send a whole request; its answer goes to `sink`."""
+        self._sink = sink
+        self.served += 1
+        self.received = False
+        self._head_only = head_only
+        self._wants_upgrade = upgrade
+        self._transport.write(head + body if body else head)
+
+    def open_upload(self, *, chunked: bool) -> None:
+        """The body of the request just sent is still to come."""
+        self._upload_open = True
+        self._chunked_upload = chunked
+
+    def upload(self, data: bytes) -> None:
+        """More of the request's body; never empty."""
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked_upload else data)
+
+    def end_upload(self, trailers: list[bytes]) -> None:
+        """The request's body is complete."""
+        self._upload_open = False
+        if self._chunked_upload and not self._transport.is_closing():
+            self._transport.write(b"0\r\n%b\r\n" % b"".join(trailers))
+
+    def send_tunnel(self, data: bytes) -> None:
+        """Bytes of a tunnel."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause(self) -> None:
+        """Stop reading: the client does not keep up."""
+        if self._reading and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if not self._reading and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Break the connection, at once and in both directions. Its sink hears nothing more."""
+        self._sink = None
+        self._transport.abort()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:
+            # Bytes while idle: an answer to nothing, which must not become the next request's.
+            self._poisoned = True
+            self._transport.abort()
+            return
+        self.received = True
+        if self._tunnel:
+            sink.on_tunnel_data(data)
+            return
+        rest = b""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            rest = data[stop.args[0] :]
+        except httptools.HttpParserCallbackError as exc:
+            if not isinstance(exc.__context__, _BadBytes):
+                raise
+            self._bad = str(exc.__context__)
+        except httptools.HttpParserError as exc:
+            if self._ended:
+                self._poisoned = True
+            else:
+                self._bad = str(exc)
+        if self._in_head and not self._ended:
+            self._head_bytes += len(data)
+            if self._head_bytes > 2 * MAX_HEAD_BYTES:
+                self._bad = "the head exceeds 64 KiB"
+        self._deliver(sink, rest)
+
+    def _deliver(self, sink: Sink, rest: bytes) -> None:
+        if self._informational:
+            for informational in self._informational:
+                sink.on_informational(informational)
+            self._informational.clear()
+        head = self._head
+        if head is not None:
+            self._head = None
+            if head.status == 101:
+                self._tunnel = True
+                sink.on_tunnel(head, rest)
+                return
+            sink.on_head(head)
+            if self._sink is not sink:
+                return
+        pieces = self._pieces
+        if pieces:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            sink.on_body(data)
+            if self._sink is not sink:
+                return
+        if self._bad:
+            self._sink = None
+            self._transport.abort()
+            sink.on_bad_bytes(self._bad)
+        elif self._ended:
+            self._finish(sink)
+
+    def _finish(self, sink: Sink) -> None:
+        trailers = self._trailers
+        reusable = (
+            self._keep_alive and not self._poisoned and not self._upload_open and not self._transport.is_closing()
+        )
+        self._sink = None
+        if reusable:
+            if self._head_only:
+                self._parser = httptools.HttpResponseParser(self)
+            self._reset()
+            self.resume()
+            self._on_idle(self)
+        else:
+            self._transport.abort()
+        sink.on_end(trailers)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        sink, self._sink = self._sink, None
+        self._on_gone(self, self._poisoned)
+        if sink is None:
+            return
+        if self._close_framed and exc is None:
+            sink.on_end([])
+        else:
+            sink.on_lost()
+
+    def pause_writing(self) -> None:
+        if self._sink is not None:
+            self._sink.on_upload_paused()
+
+    def resume_writing(self) -> None:
+        if self._sink is not None:
+            self._sink.on_upload_resumed()
+
+    # llhttp's callbacks, in their order.
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            self._poisoned = True
+            raise _BadBytes("bytes after the answer's end")
+
+    def on_status(self, phrase: bytes) -> None:
+        if not self._ended:
+            self._phrase += phrase
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._ended:
+            return
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise _BadBytes("the head or the trailers exceed 64 KiB")
+        lower = name.lower()
+        if not self._in_head:
+            if lower not in _DROPPED:
+                self._trailers.append(b"%b: %b\r\n" % (name, value))
+            return
+        match lower:
+            case b"content-type":
+                self._content_type = media_type(value)
+            case b"content-length":
+                self._content_length = int(value)
+            case b"transfer-encoding":
+                self._te = value.strip(b" \t").lower()
+            case b"connection":
+                self._named += connection_tokens(value)
+            case b"upgrade":
+                self._upgrade = value
+            case b"retry-after" | b"retry-after-ms":
+                self._retry_after += ((lower, value),)
+        if lower not in _DROPPED and not lower.startswith(OURS):
+            self._lines.append(b"%b: %b\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._ended:
+            return
+        status = self._parser.get_status_code()
+        named = [token for token in self._named if token not in (b"close", b"keep-alive", b"upgrade")]
+        lines = without_named(self._lines, named) if named else self._lines
+        head = ResponseHead(
+            status, self._phrase, lines, self._content_type, self._content_length, self._upgrade, self._retry_after
+        )
+        if 100 <= status < 200:
+            if status == 101:
+                if not self._wants_upgrade:
+                    raise _BadBytes("101 to a request that asked for no upgrade")
+                self._head = head
+                return
+            self._informational.append(head)
+            self._begin_head()
+            return
+        if status < 200 or status > 599:
+            raise _BadBytes(f"status {status}")
+        if self._te not in (b"", b"chunked"):
+            raise _BadBytes("a transfer coding other than chunked")
+        self._head = head
+        self._in_head = False
+        self._head_bytes = 0
+        self._keep_alive = self._parser.should_keep_alive()
+        if self._head_only:
+            # should_keep_alive takes a missing length for close-framing; after HEAD there is no body to frame.
+            self._keep_alive = b"close" not in self._named and self._parser.get_http_version() == "1.1"
+            self._ended = True
+        elif status not in _BODILESS and self._content_length is None and not self._te:
+            self._close_framed = True
+
+    def on_body(self, body: bytes) -> None:
+        if self._ended:
+            self._poisoned = True
+        else:
+            self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if not self._in_head:
+            self._ended = True
+
+
+class _BadBytes(Exception):
+    """The engine's bytes are not an HTTP/1.1 answer we can pass on."""
