@@ -1,8 +1,15 @@
 """Requests as bytes, and the answers they must get, for the tests of the simulated engine."""
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
+
+import msgspec
 
 from sidecar.demo.dialect import SHAPES, Spec, whole_stream
+from sidecar.demo.engine import Engine
+from sidecar.demo.script import Fault, Script
+from tests.harness import Client, connect
 
 CHAT = b"/v1/chat/completions"
 
@@ -53,3 +60,22 @@ def begun_for(body: bytes, tokens: int, sent: int) -> bytes:
     """The first `sent` tokens of a chat stream with what precedes them."""
     shape = SHAPES[CHAT](spec_for(body, tokens))
     return shape.opening() + b"".join(shape.token(index) for index in range(sent))
+
+
+@contextlib.asynccontextmanager
+async def engine_and_client(
+    script: Script | None = None, fault: Fault | None = None
+) -> AsyncIterator[tuple[Engine, Client]]:
+    """An engine and one client that is connected to it."""
+    script = script or Script()
+    if fault is not None:
+        script = msgspec.structs.replace(script, fault=fault)
+    async with Engine(script) as engine, connect(engine.port) as client:
+        yield engine, client
+
+
+@contextlib.asynccontextmanager
+async def talk(script: Script | None = None, fault: Fault | None = None) -> AsyncIterator[Client]:
+    """A client connected to an engine of its own."""
+    async with engine_and_client(script, fault) as (_, client):
+        yield client
