@@ -113,6 +113,22 @@ def from_arguments(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     return _Reader(arguments, environ).settings()
 
 
+def parse_listen(text: str, source: str) -> Listen:
+    """`HOST:PORT`, `:PORT` (every interface) or `unix:///path`. UsageError names `source`."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/") or len(path.encode()) > UNIX_PATH_MAX_BYTES:
+            raise UsageError(f"{source}: a unix socket is unix:///absolute/path of at most {UNIX_PATH_MAX_BYTES} bytes")
+        return Listen("", 0, path)
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        _refuse(source, text, "has no port")
+    try:
+        return Listen(parse_host(host) if host else "0.0.0.0", parse_port(port))  # noqa: S104 - `:PORT` asks for it
+    except ValueError as exc:
+        _refuse(source, text, str(exc))
+
+
 class _Reader:
     """Flag, else environment; an empty variable is an absent one, as Kubernetes manifests like to leave them."""
 
@@ -161,14 +177,14 @@ class _Reader:
 
     def _listen(self) -> Listen:
         value, source = self._text("listen")
-        listen = _parse_listen(value or DEFAULT_LISTEN, source)
+        listen = parse_listen(value or DEFAULT_LISTEN, source)
         if listen.path:
             raise UsageError(f"{source}: clients connect by HOST:PORT; a unix socket is for --admin only")
         return listen
 
     def _admin(self) -> Listen | None:
         value, source = self._text("admin")
-        return None if value == "off" else _parse_listen(value or DEFAULT_ADMIN, source)
+        return None if value == "off" else parse_listen(value or DEFAULT_ADMIN, source)
 
     def _upstreams(self) -> tuple[str, ...]:
         urls: list[str] | None = getattr(self._arguments, "upstream", None)
@@ -236,21 +252,6 @@ class _Reader:
 
 def _variable(flag: str) -> str:
     return "SIDECAR_" + flag.upper().replace("-", "_")
-
-
-def _parse_listen(text: str, source: str) -> Listen:
-    if text.startswith("unix:"):
-        path = text.removeprefix("unix:").removeprefix("//")
-        if not path.startswith("/") or len(path.encode()) > UNIX_PATH_MAX_BYTES:
-            raise UsageError(f"{source}: a unix socket is unix:///absolute/path of at most {UNIX_PATH_MAX_BYTES} bytes")
-        return Listen("", 0, path)
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        _refuse(source, text, "has no port")
-    try:
-        return Listen(parse_host(host) if host else "0.0.0.0", parse_port(port))  # noqa: S104 - `:PORT` asks for it
-    except ValueError as exc:
-        _refuse(source, text, str(exc))
 
 
 def _refuse(source: str, text: str, why: str) -> NoReturn:

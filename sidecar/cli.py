@@ -1,0 +1,186 @@
+"""The command `sidecar`: verbs, their flags, their exit codes (0 ok, 1 refused or failed, 2 usage).
+
+What a verb needs is imported when the verb runs: `sidecar breakers list` must not wait for the relay's imports. Verbs
+that ask a running sidecar are in `sidecar.operate`.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sidecar.settings import UsageError, add_arguments, from_arguments
+
+OK, FAILED, USAGE = 0, 1, 2
+
+_EXAMPLES = """examples:
+  sidecar run --upstream http://127.0.0.1:8000
+  sidecar run --policy /etc/sidecar --listen :9400 --admin :9401 --log-format json
+  sidecar demo --fault stall
+  sidecar validate policies/
+  sidecar breakers list
+  sidecar breakers open node 127.0.0.1:8000
+
+Every flag of `run` is also an environment variable: --log-format is SIDECAR_LOG_FORMAT.
+Exit codes: 0 ok, 1 refused or failed, 2 usage."""
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb in `argv` (default: the process's arguments); the exit code. Never raises for what a user typed."""
+    parser = _parser()
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as exc:  # argparse leaves by itself: 0 after --help, 2 after a usage error
+        return exc.code if isinstance(exc.code, int) else USAGE
+    verb: Verb | None = getattr(arguments, "verb", None)
+    if verb is None:
+        parser.print_help(sys.stderr)
+        return USAGE
+    try:
+        code = verb(arguments)
+        sys.stdout.flush()
+        return code
+    except UsageError as exc:
+        print(f"sidecar: {exc}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        # `| head` closed our output; the interpreter's own flush at exit must not complain about it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sidecar",
+        description="A sidecar for LLM engines: relays, observes, breaks on evidence.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+
+    run = _add(verbs, "run", _run, "relay traffic to engines")
+    add_arguments(run)
+
+    demo = _add(verbs, "demo", _demo, "a sidecar and three simulated engines, ready to be called")
+    demo.add_argument(
+        "--fault", metavar="KIND", help="let one engine fail, such as stall: see a breaker open and close"
+    )
+    add_arguments(demo)
+
+    validate = _add(verbs, "validate", _validate, "check policy files; tell every error")
+    validate.add_argument("path", metavar="FILE|DIR")
+    validate.add_argument("--json", action="store_true", help="print JSON")
+
+    _add_query(verbs, "status", "status", "whether a running sidecar can serve, and why not")
+
+    breakers = verbs.add_parser("breakers", help="the breakers of a running sidecar", allow_abbrev=False)
+    actions = breakers.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_query(actions, "list", "breakers", "every breaker and its state")
+    for action, words in (
+        ("open", "refuse traffic from now on"),
+        ("close", "let traffic flow again"),
+        ("reset", "forget everything that was counted"),
+    ):
+        order = _add_query(actions, action, "override", words)
+        order.set_defaults(action=action)
+        order.add_argument("scope", choices=("request", "session", "node"))
+        order.add_argument("key", metavar="KEY", help="as `breakers list` shows it: host:port, a session's id, ...")
+
+    routes = verbs.add_parser("routes", help="the services of a running sidecar", allow_abbrev=False)
+    lists = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_query(lists, "list", "routes", "every service and endpoint")
+
+    version = _add(verbs, "version", _version, "the version of this program")
+    version.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, verb: Verb, words: str
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.", allow_abbrev=False)
+    parser.set_defaults(verb=verb)
+    return parser
+
+
+def _add_query(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, query: str, words: str
+) -> argparse.ArgumentParser:
+    parser = _add(verbs, name, _ask, words)
+    parser.set_defaults(query=query)
+    parser.add_argument("--admin", metavar="HOST:PORT", help="the sidecar's admin address, or unix:///path")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    settings = from_arguments(arguments, os.environ)
+    from sidecar import main as composition
+
+    return composition.run(settings)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    settings = from_arguments(arguments, os.environ)
+    from sidecar import main as composition
+    from sidecar.demo.script import Kind
+
+    if arguments.fault is not None and arguments.fault not in set(Kind):
+        raise UsageError(f'--fault: "{arguments.fault}" is not one of {", ".join(Kind)}')
+    return composition.demo(settings, arguments.fault)
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    from sidecar.policy.errors import PolicyErrors
+    from sidecar.watch import read_policy
+
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    summary = ""
+    try:
+        snapshot = read_policy(Path(arguments.path))
+    except PolicyErrors as exc:
+        errors = tuple(str(error) for error in exc.errors)
+    else:
+        warnings = snapshot.warnings
+        endpoints = sum(len(service.endpoints) for service in snapshot.services)
+        summary = f"services: {len(snapshot.services)}, endpoints: {endpoints}"
+    if arguments.json:
+        _print_json({"ok": not errors, "errors": errors, "warnings": warnings})
+        return FAILED if errors else OK
+    for error in errors:
+        print(error)
+    for warning in warnings:
+        print(f"{arguments.path}: warning: {warning}")
+    print(f"{arguments.path}: {f'{len(errors)} errors' if errors else f'ok ({summary})'}")
+    return FAILED if errors else OK
+
+
+def _ask(arguments: argparse.Namespace) -> int:
+    from sidecar.operate import ask
+
+    return ask(arguments)
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = version("llm-sidecar")
+    except PackageNotFoundError:  # run from a tree that was never installed
+        number = "unknown"
+    if arguments.json:
+        _print_json({"name": "llm-sidecar", "version": number})
+    else:
+        print(f"sidecar {number}")
+    return OK
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

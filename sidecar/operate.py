@@ -1,0 +1,212 @@
+"""The verbs that ask a running sidecar: one HTTP exchange with its admin port, then a table or its JSON.
+
+What a sidecar says holds what its clients said (session ids, models), so nothing is printed before what could move a
+terminal's cursor is made visible.
+"""
+
+import argparse
+import http.client
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+import msgspec
+
+from sidecar.settings import DEFAULT_ADMIN, Listen, UsageError, parse_listen
+
+OK, FAILED = 0, 1
+
+# The pages are answered from memory; a sidecar that takes longer is stuck, which is an answer too.
+TIMEOUT_S = 5.0
+# 100,000 sessions that once tripped are some 30 MB.
+MAX_BODY_BYTES = 64 << 20
+
+_PAGES = {"status": "/healthz", "breakers": "/breakers", "routes": "/routes"}
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - replaced, not listened on
+
+
+class Breaker(msgspec.Struct, frozen=True):
+    """A line of `GET /breakers`."""
+
+    scope: str
+    key: str
+    state: str
+    service: str = ""
+    since: str = ""
+    why: str = ""
+    by: str = ""
+
+
+class RouteEndpoint(msgspec.Struct, frozen=True):
+    """An endpoint within a line of `GET /routes`."""
+
+    key: str
+    version: str = ""
+    zone: str = ""
+    state: str = ""
+    in_flight: int = 0
+    waiting: int = 0
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A line of `GET /routes`."""
+
+    service: str
+    models: tuple[str, ...] = ()
+    split: dict[str, float] = {}
+    endpoints: tuple[RouteEndpoint, ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part within `GET /healthz`."""
+
+    ok: bool
+    detail: str = ""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`GET /healthz`."""
+
+    status: str
+    reason: str = ""
+    parts: dict[str, Part] = {}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """The inside of an error answer."""
+
+    message: str = ""
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """What the admin port says when it refuses."""
+
+    error: ErrorDetail
+
+
+class Unanswered(Exception):
+    """No sidecar answered, in words for who asked."""
+
+
+def ask(arguments: argparse.Namespace) -> int:
+    """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for a bad address."""
+    address = _admin_address(arguments.admin, os.environ)
+    method, path = "GET", _PAGES.get(arguments.query, "")
+    if arguments.query == "override":
+        method, path = "POST", f"/breakers/{arguments.scope}/{quote(arguments.key, safe='')}/{arguments.action}"
+    try:
+        status, body = _exchange(address, method, path)
+        # /healthz says 503 and its page together; every other refusal is an error object.
+        if status != 200 and not (status == 503 and arguments.query == "status"):
+            raise Unanswered(_refusal(status, body))
+        if arguments.json:
+            print(msgspec.json.format(body, indent=2).decode())
+        else:
+            _show(arguments.query, body)
+    except (Unanswered, msgspec.DecodeError) as exc:
+        words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
+        print(f"sidecar: {address}: {words}", file=sys.stderr)
+        return FAILED
+    return OK if status == 200 else FAILED
+
+
+def _admin_address(flag: str | None, environ: Mapping[str, str]) -> Listen:
+    source = "--admin" if flag is not None else "SIDECAR_ADMIN"
+    text = flag if flag is not None else environ.get(source) or DEFAULT_ADMIN
+    if text == "off":
+        raise UsageError(f"{source}: the admin port is off: there is nobody to ask")
+    address = parse_listen(text, source)
+    if not address.path and address.port == 0:
+        raise UsageError(f"{source}: give the port that the sidecar told in its start line")
+    return msgspec.structs.replace(address, host=_ANYWHERE.get(address.host, address.host))
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(self._path)
+
+
+def _exchange(address: Listen, method: str, path: str) -> tuple[int, bytes]:
+    connection = (
+        _UnixConnection(address.path)
+        if address.path
+        else http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
+    )
+    try:
+        connection.request(method, path, headers={"accept": "application/json"})
+        answer = connection.getresponse()
+        body = answer.read(MAX_BODY_BYTES + 1)
+        if len(body) > MAX_BODY_BYTES:
+            raise Unanswered(f"the answer is longer than {MAX_BODY_BYTES} bytes")
+        return answer.status, body
+    except OSError as exc:
+        raise Unanswered(f"no sidecar answers: {exc.strerror or exc}") from exc
+    except http.client.HTTPException as exc:
+        raise Unanswered("what answers there does not speak HTTP") from exc
+    finally:
+        connection.close()
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        words = msgspec.json.decode(body, type=ErrorAnswer).error.message
+    except msgspec.DecodeError:
+        words = ""
+    return f"refused with {status}: {printable(words)}" if words else f"refused with {status}"
+
+
+def _show(query: str, body: bytes) -> None:
+    match query:
+        case "status":
+            _show_health(body)
+        case "routes":
+            _show_routes(body)
+        case _:
+            _show_breakers(body)
+
+
+def _show_health(body: bytes) -> None:
+    page = msgspec.json.decode(body, type=Health)
+    print(printable(f"{page.status}: {page.reason}" if page.reason else page.status))
+    rows = [(name, "ok" if part.ok else "not ok", part.detail) for name, part in page.parts.items()]
+    print_table(("PART", "STATE", "DETAIL"), rows)
+
+
+def _show_breakers(body: bytes) -> None:
+    lines = msgspec.json.decode(body, type=list[Breaker])
+    rows = [(line.scope, line.key, line.service, line.state, line.since, line.by, line.why) for line in lines]
+    print_table(("SCOPE", "KEY", "SERVICE", "STATE", "SINCE", "BY", "WHY"), rows)
+
+
+def _show_routes(body: bytes) -> None:
+    rows: list[Sequence[str]] = []
+    for route in msgspec.json.decode(body, type=list[Route]):
+        models = ",".join(route.models)
+        if not route.endpoints:
+            rows.append((route.service, models, *("",) * 7))
+        for each in route.endpoints:
+            part = f"{route.split.get(each.version, 0):g}" if route.split else ""
+            load = (str(each.in_flight), str(each.waiting))
+            rows.append((route.service, models, each.version, part, each.key, each.zone, each.state, *load))
+    print_table(("SERVICE", "MODELS", "VERSION", "PART", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"), rows)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell; an empty cell is a dash, so that `awk` can count columns."""
+    table = [list(head), *([printable(cell) or "-" for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def printable(text: str) -> str:
+    """`text` with everything escaped that a terminal would act on."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
