@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from sidecar.main import Running, serving
 
+from sidecar.core.breaker import State
+from sidecar.main import Running, serving
 from sidecar.policy.schema import (
     Breakers,
     Deadlines,
@@ -24,7 +25,7 @@ from sidecar.policy.schema import (
     SessionBreaker,
     Snapshot,
 )
-from sidecar.settings import Settings
+from sidecar.settings import Listen, Settings
 from tests.harness import Client, Message, Script, Upstream, chunked, connect, eventually, request
 
 CHAT = b"/v1/chat/completions"
@@ -82,6 +83,11 @@ class Sidecar:
     def port(self) -> int:
         return self.running.proxy_port
 
+    def state(self, scope: str, key: str) -> State:
+        """Where a breaker is; closed if none was ever made."""
+        views = self.running.fleet.views(self.running.now())
+        return next((view.state for view in views if (view.scope, view.key) == (scope, key)), State.CLOSED)
+
     @contextlib.asynccontextmanager
     async def client(
         self, *, split: bool = False, rcvbuf: int = 0, tls: ssl.SSLContext | None = None
@@ -109,8 +115,8 @@ async def sidecar(
         version=1, services=tuple(services or [service(*others)]), identity=identity or Identity(), ready_when="always"
     )
     chosen: dict[str, object] = {
-        "listen": "127.0.0.1:0",
-        "admin": "off",
+        "listen": Listen("127.0.0.1", 0),
+        "admin": None,
         "drain_s": 0.2,
         "settle_s": 0.0,
         "access_log": "off",
@@ -141,10 +147,19 @@ async def nothing_held(running: Running) -> None:
 def held(running: Running) -> list[str]:
     """What is still out, in words; empty when nothing is."""
     out = []
+    if running.pipeline.live:
+        out.append(f"{running.pipeline.live} requests live")
+    if running.listener.busy:
+        out.append(f"{running.listener.busy} client connections busy")
+    busy = running.pool.open_connections - running.pool.idle_connections
+    if busy:
+        out.append(f"{busy} engine connections busy")
     for state in running.fleet.services.values():
         for node in state.nodes.values():
             if node.in_flight:
                 out.append(f"{node.key} has {node.in_flight} in flight")
+        lent = [breaker for breaker in state.breakers() if breaker.probes_out]
+        out.extend(f"{breaker.scope} {breaker.key} has {breaker.probes_out} probes out" for breaker in lent)
     return out
 
 
