@@ -156,7 +156,8 @@ def _validate(arguments: argparse.Namespace) -> int:
         print(error)
     for warning in warnings:
         print(f"{arguments.path}: warning: {warning}")
-    print(f"{arguments.path}: {f'{len(errors)} errors' if errors else f'ok ({summary})'}")
+    counted = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
+    print(f"{arguments.path}: {counted if errors else f'ok ({summary})'}")
     return FAILED if errors else OK
 
 

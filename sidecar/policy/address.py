@@ -13,8 +13,19 @@ import msgspec
 from sidecar.kernel.ids import EndpointKey
 
 _URL = re.compile(r"(https?)://(\[[^\[\]/]*\]|[^\[\]/:@?#]*)(?::([^/?#@]*))?(.*)")
-_LABELS = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _DEFAULT_PORT = {"http": 80, "https": 443}
+
+_PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1?[1-9]?[0-9]|1[0-9]{2})"
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
+
+URL_PATTERN = (
+    r"^unix:///([^\u0000- \u007f]*[^\u0000-/\u007f])$"
+    rf"|^https?://(\[[0-9A-Fa-f:.]+(%[0-9A-Za-z]+)?\]|{_BYTE}(\.{_BYTE}){{3}}|(?![0-9.]+(:|/|$)){_LABEL}(\.{_LABEL})*\.?)"
+    rf"(:{_PORT})?/?$"
+)
+"""For the JSON Schema: what `parse_url` accepts, but for what an IPv6 address may be and how long a socket's path."""
 
 # sun_path of Linux holds 108 bytes with its closing NUL.
 UNIX_PATH_MAX_BYTES = 107
@@ -76,7 +87,7 @@ def parse_host(host: str) -> str:
             raise ValueError(f'has a host that is not an IPv6 address: "{host[:60]}"') from exc
     if not host:
         raise ValueError("has no host")
-    if len(host) > 253 or _LABELS.fullmatch(host) is None:
+    if len(host) > 253 or _HOST.fullmatch(host) is None:
         raise ValueError(f'has a host that is not a name or an address: "{host[:60]}"')
     if re.fullmatch(r"[0-9.]+", host):
         try:
@@ -88,7 +99,7 @@ def parse_host(host: str) -> str:
 
 def parse_port(port: str) -> int:
     """A decimal port, 0-65535; ValueError otherwise. What 0 means is the caller's business."""
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+    if re.fullmatch(rf"0|{_PORT}", port) is None:
         raise ValueError(f'has a port that is not 1-65535: "{port[:20]}"')
     return int(port)
 

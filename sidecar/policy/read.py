@@ -81,12 +81,15 @@ class Reader:
         self.error(node.line, path, message)
         return BAD
 
-    def _value(self, node: Node, kind: inspect.Type, path: str) -> Any:
+    def _value(self, node: Node, kind: inspect.Type, path: str, words: str = "") -> Any:
+        """`words`: what the type is called in its annotation, for messages."""
         match kind:
+            case inspect.Metadata(type=inner, extra_json_schema=extra):
+                return self._value(node, inner, path, (extra or {}).get("description", ""))
             case inspect.CustomType(cls=cls) if cls is Seconds:
                 return self._seconds(node, path)
             case inspect.StrType():
-                return self._text(node, kind, path)
+                return self._text(node, kind, path, words)
             case inspect.BoolType():
                 return self._bool(node, path)
             case inspect.IntType() | inspect.FloatType():
@@ -118,21 +121,27 @@ class Reader:
         except ValueError as exc:
             return self._wrong(node, path, str(exc))
 
-    def _text(self, node: Node, kind: inspect.StrType, path: str) -> Any:
+    def _text(self, node: Node, kind: inspect.StrType, path: str, words: str) -> Any:
         if not isinstance(node, Scalar):
             return self._wrong(node, path, f"expected text, got {_describe(node)}")
         if node.kind != "text":
             hint = "" if node.kind == "null" else f": write '{node.value[:40]}' in quotes"
             return self._wrong(node, path, f"expected text, got {_describe(node)}{hint}")
-        return self._checked_text(node.value, kind, node.line, path)
+        return self._checked_text(node.value, kind, node.line, path, words)
 
-    def _checked_text(self, value: str, kind: inspect.StrType, line: int, path: str) -> Any:
+    def _checked_text(self, value: str, kind: inspect.Type, line: int, path: str, words: str = "") -> Any:
+        if isinstance(kind, inspect.Metadata):
+            return self._checked_text(
+                value, kind.type, line, path, (kind.extra_json_schema or {}).get("description", "")
+            )
+        if not isinstance(kind, inspect.StrType):
+            return value
         if kind.min_length is not None and len(value) < kind.min_length:
             self.error(line, path, "must not be empty")
         elif kind.max_length is not None and len(value) > kind.max_length:
             self.error(line, path, f"longer than {kind.max_length} characters")
         elif kind.pattern is not None and _compiled(kind.pattern).fullmatch(value) is None:
-            self.error(line, path, f"{quote(value)} does not have the form {kind.pattern}")
+            self.error(line, path, f"{quote(value)} is not {words or kind.pattern}")
         else:
             return value
         return BAD
@@ -182,9 +191,7 @@ class Reader:
         for name, (key, child) in node.entries.items():
             place = f"{path}.{quote(name)}"
             value = self._value(child, kind.value_type, place)
-            good = not isinstance(kind.key_type, inspect.StrType) or (
-                self._checked_text(name, kind.key_type, key.line, place) is not BAD
-            )
+            good = self._checked_text(name, kind.key_type, key.line, place) is not BAD
             if good and value is not BAD:
                 values[name] = value
         return values

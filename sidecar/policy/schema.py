@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from sidecar.policy.address import URL_PATTERN
 from sidecar.policy.duration import format_seconds
 
 Mode = Literal["enforce", "shadow", "off"]
@@ -17,14 +18,23 @@ Engine = Literal["vllm", "triton", "deepspeed"]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 # Names end up as metric labels, header values and URL segments: a few plain characters only.
-Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
-Place = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:/-]*$")]
-Text = Annotated[str, Meta(max_length=1024, pattern=r"^[^\u0000-\u001f\u007f]*$")]
-Url = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^(https?://[!-~]+|unix:///[^\u0000- \u007f]+)$")]
-Glob = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\u0000-\u001f\u007f]*$")]
-HeaderName = Annotated[str, Meta(max_length=128, pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]*$")]
+NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+NAME_WORDS = "letters and digits, with . _ - between them"
+TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # noqa: S105 - what RFC 9110 calls the characters of a header's name
+PRINTABLE = r"^[^\u0000-\u001f\u007f]*$"
+PRINTABLE_WORDS = "text without control characters"
+
+Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=NAME_PATTERN, description=NAME_WORDS)]
+Place = Annotated[
+    str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:/-]*$", description="letters, digits and . _ : / -")
+]
+Text = Annotated[str, Meta(max_length=1024, pattern=PRINTABLE, description=PRINTABLE_WORDS)]
+Glob = Annotated[str, Meta(min_length=1, max_length=256, pattern=PRINTABLE, description=PRINTABLE_WORDS)]
 Globs = Annotated[tuple[Glob, ...], Meta(max_length=1000)]
+HeaderName = Annotated[str, Meta(max_length=128, pattern=f"^{TOKEN}*$", description="the name of a header")]
 Part = Annotated[float, Meta(ge=0, le=1_000_000)]
+# The loader says in words what is wrong with a URL (`address`); for the JSON Schema a pattern says nearly as much.
+Url = Annotated[str, Meta(min_length=1, max_length=512, extra_json_schema={"pattern": URL_PATTERN})]
 
 
 class Seconds(float):
@@ -132,7 +142,9 @@ class RequestBreaker(BreakerRule, frozen=True, kw_only=True):
     failure_ratio: Ratio = 0.0
     open_s: Seconds = field(name="open", default=Seconds(5))
     open_max_s: Seconds = field(name="open_max", default=Seconds(60))
-    key: Annotated[str, Meta(max_length=135, pattern=r"^(route|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+)$")] = "route"
+    key: Annotated[
+        str, Meta(max_length=135, pattern=f"^(route|header:{TOKEN}+)$", description='"route" or "header:<name>"')
+    ] = "route"
 
 
 class Breakers(Strict, frozen=True, kw_only=True):
@@ -198,7 +210,7 @@ class Service(Strict, frozen=True, kw_only=True):
     models: Globs = ("*",)
     endpoints: Annotated[tuple[Endpoint, ...], Meta(max_length=100_000)] = ()
     split: Annotated[dict[Name, Part], Meta(max_length=100)] = {}
-    fallback: Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$")] = ""
+    fallback: Annotated[str, Meta(max_length=63, pattern=rf"^$|{NAME_PATTERN}", description=NAME_WORDS)] = ""
     deadlines: Deadlines = Deadlines()
     retry: Retry = Retry()
     hedge: Hedge = Hedge()
@@ -215,7 +227,7 @@ class Source(Strict, frozen=True, kw_only=True):
     """Where a session or tenant is read: exactly one of the three."""
 
     header: HeaderName = ""
-    jwt_claim: Annotated[str, Meta(max_length=128, pattern=r"^[^\u0000-\u001f\u007f]*$")] = ""
+    jwt_claim: Annotated[str, Meta(max_length=128, pattern=PRINTABLE, description=PRINTABLE_WORDS)] = ""
     body: Literal["", "user"] = ""
 
 
@@ -266,7 +278,7 @@ class PolicyDocument(Strict, frozen=True, kw_only=True):
 class Metadata(Strict, frozen=True, kw_only=True):
     """What Kubernetes puts beside a spec; only the name is read."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+    name: Annotated[str, Meta(min_length=1, max_length=253, pattern=NAME_PATTERN, description=NAME_WORDS)]
     namespace: Place = ""
     labels: dict[str, Text] = {}
     annotations: dict[str, str] = {}

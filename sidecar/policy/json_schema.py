@@ -1,0 +1,109 @@
+"""The JSON Schema of policy documents, for editors and CRDs; `python -m sidecar.policy.json_schema` prints it.
+
+Generated from the same types that the loader walks, by our own walk: `msgspec.json.schema` cannot say that a duration
+is text. It accepts what `load` accepts, and refuses what `load` refuses, but for what no schema can say: rules over
+several places (names defined once, endpoints once, fallbacks without loops, `open` within `open_max`, parts for versions
+that exist), and the two forms of a URL that its pattern does not follow (see `address.URL_PATTERN`).
+"""
+
+import inspect as python
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT, inspect
+
+from sidecar.policy.duration import PATTERN
+from sidecar.policy.schema import MeshBreakerDocument, PolicyDocument, Seconds, Service, Source, encode_hook
+
+# Rules within one object that the types do not carry; `check` has them for the loader.
+_ALSO: dict[type, dict[str, Any]] = {
+    Source: {
+        "oneOf": [
+            {"required": ["header"], "properties": {"header": {"minLength": 1}}},
+            {"required": ["jwt_claim"], "properties": {"jwt_claim": {"minLength": 1}}},
+            {"required": ["body"], "properties": {"body": {"const": "user"}}},
+        ]
+    },
+    Service: {
+        "properties": {"split": {"not": {"minProperties": 1, "additionalProperties": {"const": 0}}}},
+    },
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """A schema (draft 2020-12) of one document."""
+    kinds: dict[str, Any] = {}
+    either = [_of(inspect.type_info(kind), kinds) for kind in (PolicyDocument, MeshBreakerDocument)]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A policy document of llm-sidecar",
+        "oneOf": either,
+        "$defs": dict(sorted(kinds.items())),
+    }
+
+
+def text() -> str:
+    """`json_schema` as the file that is kept in `policies/`."""
+    return msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode() + "\n"
+
+
+def _of(kind: inspect.Type, kinds: dict[str, Any]) -> dict[str, Any]:
+    match kind:
+        case inspect.Metadata(type=inner, extra_json_schema=extra):
+            return {**_of(inner, kinds), **(extra or {})}
+        case inspect.CustomType(cls=cls) if cls is Seconds:
+            return {"type": "string", "pattern": PATTERN}
+        case inspect.StrType():
+            return _with({"type": "string"}, minLength=kind.min_length, maxLength=kind.max_length, pattern=kind.pattern)
+        case inspect.BoolType():
+            return {"type": "boolean"}
+        case inspect.IntType():
+            return _with({"type": "integer"}, minimum=kind.ge, maximum=kind.le)
+        case inspect.FloatType():
+            return _with({"type": "number"}, minimum=kind.ge, maximum=kind.le)
+        case inspect.LiteralType(values=values):
+            return {"enum": sorted(values, key=str)}
+        case inspect.VarTupleType():
+            return _with({"type": "array", "items": _of(kind.item_type, kinds)}, maxItems=kind.max_length)
+        case inspect.DictType():
+            keys = {key: value for key, value in _of(kind.key_type, kinds).items() if key != "type"}
+            entries = {"type": "object", "additionalProperties": _of(kind.value_type, kinds)}
+            return _with(entries, maxProperties=kind.max_length, propertyNames=keys or None)
+        case inspect.UnionType(types=types):
+            others = [each for each in types if not isinstance(each, inspect.NoneType)]
+            return {"anyOf": [*(_of(each, kinds) for each in others), {"type": "null"}]}
+        case inspect.StructType(cls=cls):
+            if cls.__name__ not in kinds:
+                kinds[cls.__name__] = {}  # holds the place while its fields are walked
+                kinds[cls.__name__] = _object(kind, kinds)
+            return {"$ref": f"#/$defs/{cls.__name__}"}
+        case _:
+            raise TypeError(f"policies have no fields of type {kind}")
+
+
+def _object(kind: inspect.StructType, kinds: dict[str, Any]) -> dict[str, Any]:
+    also = _ALSO.get(kind.cls, {})
+    properties: dict[str, Any] = {}
+    for known in kind.fields:
+        field = _of(known.type, kinds) | also.get("properties", {}).get(known.encode_name, {})
+        if known.default is not NODEFAULT:
+            field["default"] = msgspec.to_builtins(known.default, enc_hook=encode_hook)
+        elif known.default_factory is not NODEFAULT:
+            field["default"] = known.default_factory()
+        properties[known.encode_name] = field
+    described = {
+        "type": "object",
+        "description": (python.getdoc(kind.cls) or "").partition("\n\n")[0],
+        "additionalProperties": False,
+        "properties": properties,
+        "required": [known.encode_name for known in kind.fields if known.required],
+    }
+    return described | {key: value for key, value in also.items() if key != "properties"}
+
+
+def _with(schema: dict[str, Any], **rules: object) -> dict[str, Any]:
+    return schema | {name: rule for name, rule in rules.items() if rule is not None}
+
+
+if __name__ == "__main__":
+    print(text(), end="")
