@@ -220,12 +220,10 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """FIN, behind what is already written."""
-        self.pending = None
         self._transport.close()
 
     def reset(self) -> None:
         """RST, at once."""
-        self.pending = None
         sock = self._transport.get_extra_info("socket")
         if sock is not None and not self._transport.is_closing():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_LINGER)

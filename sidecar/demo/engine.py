@@ -34,7 +34,7 @@ class Counters(msgspec.Struct):
     """Inference requests by how they went, tokens and connections, since the start.
 
     `live` and `waiting` are now; a live one is waiting while it has no slot. `struck`: ended by its fault.
-    `aborted`: the client left first. `accepted` connections ever, `open` now.
+    `aborted`: the connection went first (the client left, or the engine died). `accepted` connections ever, `open` now.
     """
 
     seen: int = 0

@@ -1,5 +1,6 @@
 """Requests as bytes, and the answers they must get, for the tests of the simulated engine."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -79,3 +80,13 @@ async def talk(script: Script | None = None, fault: Fault | None = None) -> Asyn
     """A client connected to an engine of its own."""
     async with engine_and_client(script, fault) as (_, client):
         yield client
+
+
+async def refused(port: int) -> bool:
+    """True if nothing listens on `port`."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    return False
