@@ -5,10 +5,14 @@ no header does. A browser on this machine is no operator: what comes with a fore
 this machine's (DNS rebinding), is refused.
 """
 
+import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from errno import EADDRINUSE
 from ipaddress import ip_address
 from pathlib import Path
-from socket import AF_UNIX, socket
+from socket import AF_UNIX, SOCK_STREAM, socket
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -44,10 +48,8 @@ class AdminServer:
         await self._runner.setup()
         try:
             if self._socket_path:
-                site: web.BaseSite = web.UnixSite(self._runner, self._socket_path)
-                await site.start()
-                # Whoever may connect may open breakers: its owner alone.
-                Path(self._socket_path).chmod(0o600)  # noqa: ASYNC240 - one call, at the start
+                place = await asyncio.to_thread(_listening_place, self._socket_path)
+                await web.SockSite(self._runner, place).start()
                 return 0
             tcp = web.TCPSite(self._runner, self._host, self._port)
             await tcp.start()
@@ -62,7 +64,7 @@ class AdminServer:
         """Stop listening; pages under way get `STOP_S`."""
         await self._runner.cleanup()
         if self._socket_path:
-            Path(self._socket_path).unlink(missing_ok=True)  # noqa: ASYNC240 - one call, at the end
+            await asyncio.to_thread(Path(self._socket_path).unlink, missing_ok=True)
 
 
 def serve_admin(facts: Facts, host: str, port: int, *, socket_path: str = "") -> AdminServer:
@@ -139,6 +141,27 @@ class _Pages:
         _require_operator(request)
         self._facts.drain()
         return _json({"draining": True}, 202)
+
+
+def _listening_place(path: str) -> socket:
+    """A unix socket bound to `path`, for its owner alone: whoever may connect may open breakers.
+
+    What a process that died left at `path` is replaced; OSError if a live one listens there, or it is no socket.
+    """
+    place = socket(AF_UNIX, SOCK_STREAM)
+    try:
+        # Before it has a name: afterwards there would be a moment in which anybody could connect.
+        os.fchmod(place.fileno(), 0o600)
+        with suppress(FileNotFoundError, ConnectionRefusedError), socket(AF_UNIX, SOCK_STREAM) as probe:
+            probe.connect(path)
+            raise OSError(EADDRINUSE, os.strerror(EADDRINUSE), path)
+        if Path(path).is_socket():
+            Path(path).unlink()
+        place.bind(path)
+    except BaseException:
+        place.close()
+        raise
+    return place
 
 
 def _require_operator(request: web.Request) -> None:

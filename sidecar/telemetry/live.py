@@ -128,4 +128,4 @@ class LiveGauges:
                 # Lines of a metric must stand together, so nothing is given yet, but the loop may go on here.
                 yield ""
         for into in lines:
-            yield "".join(into)
+            yield from into

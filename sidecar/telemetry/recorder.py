@@ -13,6 +13,9 @@ from sidecar.telemetry.render import Wall
 QUIET_S: Final = 10.0
 """An endpoint's broken bytes are logged once per this long; the metric counts all."""
 
+MAX_QUIET: Final = 1000
+"""Endpoints whose last line is remembered; beyond, all are forgotten and may be logged again."""
+
 
 class TelemetryRecorder:
     """`proxy.ports.Recorder` over metrics and logs. `wall`: Unix seconds."""
@@ -54,12 +57,17 @@ class TelemetryRecorder:
         """Metrics only: whoever sends garbage must not be able to fill the log."""
         self._metrics.refused(reason)
 
+    @property
+    def quiet(self) -> int:
+        """How many endpoints are remembered to have been logged."""
+        return len(self._quiet_until)
+
     def malformed_upstream(self, endpoint: EndpointKey) -> None:
         """Metrics, and an event now and then."""
         self._metrics.malformed_upstream(endpoint)
         now = self._wall()
         if now >= self._quiet_until.get(endpoint, now):
-            if len(self._quiet_until) >= 1000:
+            if len(self._quiet_until) >= MAX_QUIET:
                 self._quiet_until.clear()
             self._quiet_until[endpoint] = now + QUIET_S
             self._logs.event.warning("malformed_upstream", endpoint=endpoint)
