@@ -38,7 +38,9 @@ class Answer:
 class Exchange:
     """One request on a connection of its own, its response read as far as asked. Leaving the `with` block aborts it."""
 
-    def __init__(self, address: str, method: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> None:
+    def __init__(
+        self, address: str, method: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._started = time.monotonic()
         self._socket = socket.create_connection((host, int(port)), timeout_s)
@@ -51,7 +53,7 @@ class Exchange:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.cut = False  # the connection ended before the body's own end
-        self.seconds = 0.0  # at the last event or, at the end, the last byte
+        self._events = self._split(self._pieces())
 
     def __enter__(self) -> "Exchange":
         return self
@@ -78,20 +80,24 @@ class Exchange:
                 return self
 
     def events(self) -> Iterator[bytes]:
-        """Each SSE event's lines, without the blank line after it; at the end, `cut` says how it ended."""
-        held = b""
-        for piece in self._pieces():
-            *whole, held = (held + piece).split(b"\n\n")
-            for event in whole:
-                self.seconds = time.monotonic() - self._started
-                yield event
-        assert not held.strip() or self.cut, f"the body ended inside an event: {held!r}"
+        """Each SSE event's lines, without the blank line after it; going on where the last reader stopped.
+
+        Ends with the body; `cut` then says how that ended.
+        """
+        return self._events
 
     def whole(self) -> Answer:
         """Head and body; a cut body fails the test."""
         body = b"".join(self.head()._pieces())
         assert not self.cut, f"cut after {body!r}"
         return Answer(self.status, self.headers, body, time.monotonic() - self._started)
+
+    def _split(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        held = b""
+        for piece in pieces:
+            *events, held = (held + piece).split(b"\n\n")
+            yield from events
+        assert self.cut or not held, f"the body ended inside an event: {held!r}"
 
     def _pieces(self) -> Iterator[bytes]:
         try:
@@ -106,7 +112,6 @@ class Exchange:
                 yield self._file.read()
         except ConnectionResetError:
             self.cut = True
-        self.seconds = time.monotonic() - self._started
 
     def _chunks(self) -> Iterator[bytes]:
         while line := self._file.readline():

