@@ -1,8 +1,6 @@
 """The admin pages: aiohttp, beside the data path and never in it.
 
-Looking is for everybody who reaches the port. Changing (`POST`) is for this machine alone: the peer's address decides,
-no header does. A browser on this machine is no operator: what comes with a foreign `Origin`, or to a name that is not
-this machine's (DNS rebinding), is refused.
+Looking is for everybody who reaches the port; changing (`POST`) is for operators on this machine (see `operator`).
 """
 
 import asyncio
@@ -10,21 +8,17 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from errno import EADDRINUSE
-from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from types import TracebackType
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from sidecar.admin import views
 from sidecar.admin.facts import Facts
+from sidecar.admin.operator import why_not
 from sidecar.admin.ready import readiness
 from sidecar.core.breaker import Action, Scope
-
-MAX_BODY_BYTES = 64 << 10
-"""No page takes a body; this is what a client may send before it is cut off."""
 
 STOP_S = 1.0
 """How long a page under way may take when the server stops: all but the metrics take a few milliseconds."""
@@ -75,7 +69,7 @@ def serve_admin(facts: Facts, host: str, port: int, *, socket_path: str = "") ->
 def application(facts: Facts) -> web.Application:
     """The pages over `facts`."""
     pages = _Pages(facts)
-    app = web.Application(middlewares=[_errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[_errors_as_json])
     app.router.add_get("/livez", pages.livez)
     app.router.add_get("/readyz", pages.readyz)
     app.router.add_get("/healthz", pages.healthz)
@@ -153,6 +147,7 @@ def _listening_place(path: str) -> socket:
         # Before it has a name: afterwards there would be a moment in which anybody could connect.
         os.fchmod(place.fileno(), 0o600)
         with suppress(FileNotFoundError, ConnectionRefusedError), socket(AF_UNIX, SOCK_STREAM) as probe:
+            probe.settimeout(STOP_S)
             probe.connect(path)
             raise OSError(EADDRINUSE, os.strerror(EADDRINUSE), path)
         if Path(path).is_socket():
@@ -165,41 +160,18 @@ def _listening_place(path: str) -> socket:
 
 
 def _require_operator(request: web.Request) -> None:
-    if not _is_local(request):
-        raise web.HTTPForbidden(text="only from this machine")
-    origin = request.headers.get("origin")
-    if origin is not None and not (
-        origin == f"{request.scheme}://{request.host}" and _names_this_machine(request.host)
-    ):
-        raise web.HTTPForbidden(text="not from a page of another origin")
-
-
-def _is_local(request: web.Request) -> bool:
     transport = request.transport
     if transport is None:
-        return False
+        raise web.HTTPForbidden(text="the client left")
     sock: socket | None = transport.get_extra_info("socket")
-    if sock is not None and sock.family == AF_UNIX:
-        return True
-    peer = transport.get_extra_info("peername")
-    return isinstance(peer, tuple) and _is_loopback(str(peer[0]))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        ip = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return bool((mapped or ip).is_loopback)
-
-
-def _names_this_machine(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    return name == "localhost" or _is_loopback(name)
+    reason = why_not(
+        transport.get_extra_info("peername"),
+        sock is not None and sock.family == AF_UNIX,
+        request.headers.get("origin"),
+        f"{request.scheme}://{request.host}",
+    )
+    if reason:
+        raise web.HTTPForbidden(text=reason)
 
 
 @web.middleware
@@ -209,7 +181,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        words = {403: error.text, 404: "no such page", 405: "no such method here", 413: "too large"}
+        words = {403: error.text, 404: "no such page", 405: "no such method here"}
         response = _error(error.status, words.get(error.status) or error.reason, error.reason.lower().replace(" ", "_"))
         if "allow" in error.headers:
             response.headers["allow"] = error.headers["allow"]

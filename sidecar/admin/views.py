@@ -1,5 +1,6 @@
 """The JSON that the admin pages show, as frozen structs read off the fleet."""
 
+import json
 from datetime import UTC, datetime
 
 import msgspec
@@ -169,7 +170,11 @@ def health(facts: Facts) -> HealthPage:
 
 def encode(page: object) -> bytes:
     """JSON; durations as a policy file writes them."""
-    return _ENCODER.encode(page)
+    try:
+        return _ENCODER.encode(page)
+    except UnicodeEncodeError:
+        # A name with a lone surrogate, as a client can write it in JSON: only ever escaped.
+        return json.dumps(msgspec.to_builtins(page, enc_hook=_duration)).encode()
 
 
 def iso(unix_s: float) -> str:

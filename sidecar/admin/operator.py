@@ -1,0 +1,42 @@
+"""Who may change things over the admin port: somebody on this machine who is no web page.
+
+1. The peer's address decides; no header can vouch for it. A unix socket is this machine.
+2. A browser on this machine sends whatever page it has open: a request with an `Origin` is obeyed only if it names the
+   very address that it was sent to, and that is this machine's by number or as `localhost`. Any other name may have
+   been pointed here by its owner (DNS rebinding).
+"""
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+
+def why_not(peer: object, unix: bool, origin: str | None, asked: str) -> str:
+    """The reason to refuse a change, or "".
+
+    `peer` is the transport's `peername`, `asked` the scheme and host that the request was sent to
+    (`http://127.0.0.1:9401`).
+    """
+    if not unix and not (isinstance(peer, tuple) and peer and is_loopback(str(peer[0]))):
+        return "only from this machine"
+    if origin is not None and not (origin == asked and names_this_machine(asked)):
+        return "not from a web page"
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address, perhaps an IPv4 one in IPv6 form or with a zone, is this machine's loopback."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if ip.version == 6 else None
+    return (mapped or ip).is_loopback
+
+
+def names_this_machine(url: str) -> bool:
+    """Whether a URL's host is `localhost` or a loopback address."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return host == "localhost" or is_loopback(host)

@@ -1,0 +1,183 @@
+"""What the pages show, read back from their JSON."""
+
+import json
+import math
+
+import msgspec
+import pytest
+
+from sidecar.admin import views
+from sidecar.admin.facts import Phase
+from sidecar.core.breaker import Scope
+from sidecar.kernel.ids import ServiceName, SessionId, VersionName
+from sidecar.policy.schema import Endpoint, Snapshot
+from tests.admin.facts import CHAT, A, B, StillFacts, breaker, service, snapshot, trip
+
+EPOCH = "2023-11-14T22:13:20.000Z"
+"""The still clock's now."""
+
+
+def read(page: object) -> object:
+    return msgspec.json.decode(views.encode(page))
+
+
+def test_breaker_line_has_the_contract_s_members() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    trip([breaker(facts)], 990.0)
+    assert read(views.breakers(facts)) == [
+        {
+            "scope": "node",
+            "key": A,
+            "service": "chat",
+            "state": "open",
+            "version": 1,
+            "since": "2023-11-14T22:13:10.000Z",
+            "why": "consecutive",
+            "by": "",
+        }
+    ]
+
+
+def test_same_endpoint_in_two_services_is_two_lines() -> None:
+    facts = StillFacts(snapshot(service(A), service(A, name="other")))
+    assert [(line.service, line.key) for line in views.breakers(facts)] == [("chat", A), ("other", A)]
+
+
+def test_operator_s_order_names_him() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.fleet.override(Scope.NODE, A, "open", 1000.0, "operator")
+    (line,) = views.breakers(facts)
+    assert (line.state, line.by, line.since) == ("open", "operator", EPOCH)
+
+
+def test_route_shows_where_its_models_go() -> None:
+    one = Endpoint(url=f"http://{A}", version="v1", zone="az-a", local=True)
+    two = Endpoint(url="unix:///run/vllm.sock", version="v2")
+    facts = StillFacts(
+        snapshot(service(one, two, models=("llama*",), split={"v1": 90.0, "v2": 10.0}, fallback="small"))
+    )
+    state = facts.fleet.services[CHAT]
+    state.session(SessionId("s"), 1000.0)
+    node = state.nodes[A]
+    node.in_flight, node.waiting, node.models, node.overload_until = 2, 5, frozenset({"b", "a"}), 1002.5
+    (route,) = views.routes(facts)
+    assert (route.service, route.models, route.split, route.fallback, route.sessions) == (
+        "chat",
+        ("llama*",),
+        {"v1": 90.0, "v2": 10.0},
+        "small",
+        1,
+    )
+    first, second = route.endpoints
+    assert read(first) == {
+        "key": A,
+        "url": f"http://{A}",
+        "version": "v1",
+        "zone": "az-a",
+        "local": True,
+        "state": "closed",
+        "usable": True,
+        "in_flight": 2,
+        "waiting": 5,
+        "draining": False,
+        "overloaded_s": 2.5,
+        "models": ["a", "b"],
+    }
+    assert (second.key, second.models, second.overloaded_s) == ("/run/vllm.sock", None, 0.0)
+
+
+def test_endpoint_that_never_was_overloaded_is_json() -> None:
+    """The fleet says minus infinity, which JSON cannot."""
+    facts = StillFacts(snapshot(service(A)))
+    assert facts.fleet.services[CHAT].nodes[A].overload_until == -math.inf
+    assert b"null" not in views.encode(views.routes(facts)[0].endpoints[0].overloaded_s)
+
+
+def test_session_shows_where_it_is_and_looking_keeps_nothing_alive() -> None:
+    facts = StillFacts(snapshot(service(A, B)))
+    session = facts.fleet.services[CHAT].session(SessionId("s"), 995.0)
+    session.node_key, session.home_key, session.version = B, A, VersionName("v1")
+    expected = {
+        "service": "chat",
+        "id": "s",
+        "state": "closed",
+        "version": "v1",
+        "endpoint": B,
+        "home": A,
+        "seen": "2023-11-14T22:13:15.000Z",
+    }
+    assert read(views.sessions(facts, "s")) == [expected]
+    assert session.seen_at == 995.0
+
+
+def test_session_that_never_served_has_empty_members() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.fleet.services[CHAT].session(SessionId("s"), 1000.0)
+    (line,) = views.sessions(facts, "s")
+    assert (line.version, line.endpoint, line.home) == ("", "", "")
+
+
+def test_session_is_shown_with_its_breaker_in_every_service_that_knows_it() -> None:
+    facts = StillFacts(snapshot(service(A), service(B, name="other"), service(B, name="third")))
+    for name in ("chat", "other"):
+        facts.fleet.services[ServiceName(name)].session(SessionId("s"), 1000.0)
+    facts.fleet.override(Scope.SESSION, "s", "open", 1000.0, "operator")
+    assert [(line.service, line.state) for line in views.sessions(facts, "s")] == [("chat", "open"), ("other", "open")]
+    assert views.sessions(facts, "unknown") == []
+
+
+def test_policy_is_shown_as_it_is_written() -> None:
+    """Durations as strings with a unit, keys as in files."""
+    facts = StillFacts(snapshot(service(A), warnings=("hedge is not enforced",)))
+    page = read(views.policy(facts))
+    assert isinstance(page, dict)
+    assert page["version"] == 7
+    assert page["warnings"] == ["hedge is not enforced"]
+    (chat,) = page["policy"]["services"]
+    assert chat["deadlines"]["first_token"] == "30s"
+    assert chat["breakers"]["node"]["open_max"] == "5m"
+
+
+def test_refused_policy_is_told_beside_the_one_in_force() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.store.refuse("a.yaml:3: $.services: duplicate key")
+    page = views.policy(facts)
+    assert (page.version, page.failed, page.last_error) == (7, 1, "a.yaml:3: $.services: duplicate key")
+    assert read(views.health(facts).parts["policy"]) == {"ok": False, "detail": "a.yaml:3: $.services: duplicate key"}
+    assert views.health(facts).status == "ready"
+
+
+def test_health_names_its_parts() -> None:
+    facts = StillFacts(snapshot(service(A, B)))
+    trip([breaker(facts, A)], 1000.0)
+    assert read(views.health(facts)) == {
+        "status": "ready",
+        "reason": "",
+        "phase": "serving",
+        "parts": {
+            "policy": {"ok": True, "detail": "version 7"},
+            "endpoints": {"ok": True, "detail": "1 of 2 usable"},
+        },
+    }
+    trip([breaker(facts, B)], 1000.0)
+    page = views.health(facts)
+    assert (page.status, page.reason, page.parts["endpoints"].ok) == ("not_ready", "no endpoint is usable", False)
+    facts.phase = Phase.DRAINING
+    assert views.health(facts).reason == "draining"
+
+
+def test_only_durations_are_taught_to_the_encoder() -> None:
+    with pytest.raises(NotImplementedError, match="object"):
+        views.encode({"x": object()})
+
+
+def test_name_that_is_no_text_breaks_no_page() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.fleet.services[CHAT].session(SessionId("\ud800"), 1000.0)
+    facts.fleet.override(Scope.SESSION, "\ud800", "open", 1000.0, "operator")
+    lines = json.loads(views.encode(views.breakers(facts)))
+    assert [line["key"] for line in lines] == [A, "\ud800"]
+
+
+def test_any_default_policy_encodes() -> None:
+    assert read(Snapshot(version=1, services=())) != {}
