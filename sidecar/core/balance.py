@@ -35,7 +35,6 @@ from sidecar.kernel.ids import EndpointKey, VersionName
 
 FEW = 8  # up to this many nodes, visiting all costs less than drawing again
 DRAWS = 10  # pairs drawn of more than that: with two nodes of three open, 1 request in 3,000 visits all
-RECHECK_S = 1.0  # a draining node may be taken back without anybody saying so
 
 Affinity = Literal["", "bound", "moved", "returned"]
 
@@ -125,7 +124,7 @@ def bind(session: Session, choice: Choice, now: float) -> None:
 
 
 def _usable(node: Node, tried: Collection[EndpointKey], now: float) -> bool:
-    return node.breaker.passes and not node.draining and node.overload_until <= now and node.key not in tried
+    return node.breaker.passes and node.overload_until <= now and node.key not in tried
 
 
 def _probe(service: ServiceState, pool: Pool, tried: Collection[EndpointKey], now: float) -> Node | None:
@@ -136,8 +135,6 @@ def _probe(service: ServiceState, pool: Pool, tried: Collection[EndpointKey], no
         if node is None or breaker.passes or node not in pool.members or key in tried:
             continue
         at = max(breaker.probe_at(now), node.overload_until)
-        if node.draining:
-            at = max(at, now + RECHECK_S)
         if at <= now:
             return node
         earliest = min(earliest, at)
@@ -223,11 +220,10 @@ def _unavailable(pool: Pool, tried: Collection[EndpointKey], now: float) -> Unav
         return Unavailable(Reason.UNKNOWN_MODEL, None)
     earliest = inf
     overloaded = False
-    waits_only = not tried
     for node in pool.nodes:
-        if node.draining or node.key in tried:
-            waits_only = False
-        elif node.breaker.passes or node.breaker.can_probe(now):
+        if node.key in tried:
+            continue
+        if node.breaker.passes or node.breaker.can_probe(now):
             overloaded = True
             earliest = min(earliest, node.overload_until)
         else:
@@ -236,6 +232,6 @@ def _unavailable(pool: Pool, tried: Collection[EndpointKey], now: float) -> Unav
         return Unavailable(Reason.NO_ENDPOINT, None)
     if overloaded:
         return Unavailable(Reason.OVERLOADED, earliest)
-    if waits_only:
+    if not tried:
         pool.refused_until = earliest
     return Unavailable(Reason.BREAKER_OPEN, earliest)

@@ -6,7 +6,7 @@ anew). The same endpoint in two services is two nodes: the services' rules diffe
 embedding path says nothing about its chat path.
 
 1. The request path finds everything by dictionary. Which nodes serve a model is worked out once and cached; the cache
-   goes when the policy, or what an engine reports, changes.
+   goes when the policy, the models that an engine reports or who drains changes.
 2. Memory is bounded: sessions and request breakers are LRU, model caches are emptied when full. A session gets a
    breaker of its own only when something failed, and loses it when that was lived down: most never have one.
 3. Nothing here does I/O or waits, so nothing needs a lock.
@@ -34,7 +34,7 @@ LEASE_SLACK_S = 5.0  # a probe may take its total deadline; what comes this much
 
 
 class Pool:
-    """The nodes that may serve one model and version, whatever their state; `local` are those marked so.
+    """The nodes that serve one model and version and do not drain, whoever may now; `local` are those marked so.
 
     `members` are the nodes again, to be asked for one. `unknown_model` is true where nodes exist but none serves the
     model. What was last found out about their breakers holds while the roster's `stirs` is still `stirs`: nobody lends
@@ -78,10 +78,10 @@ class Node:
     """
 
     __slots__ = (
+        "_draining",
         "_models",
         "_pools",
         "breaker",
-        "draining",
         "endpoint",
         "healthy",
         "in_flight",
@@ -108,10 +108,21 @@ class Node:
         self.in_flight = 0
         self.waiting = 0
         self.overload_until = -inf
-        self.draining = False
+        self._draining = False
         self.healthy = True
         self._models: frozenset[str] | None = None
         self._pools = pools
+
+    @property
+    def draining(self) -> bool:
+        """It gets no new requests: it is about to go, or has left the policy."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        if draining != self._draining:
+            self._draining = draining
+            self._pools.clear()
 
     @property
     def models(self) -> frozenset[str] | None:
@@ -229,7 +240,7 @@ class ServiceState:
         if pool is not None:
             return pool
         if not model:
-            nodes = tuple(node for node in self.nodes.values() if version is None or node.version == version)
+            nodes = tuple(node for node in self.nodes.values() if not node.draining and version in (None, node.version))
             pool = Pool(nodes, False)
         else:
             whole = self.pool("", version)

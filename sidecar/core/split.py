@@ -39,7 +39,7 @@ def pick_version(
 def may_serve(service: ServiceState, version: VersionName, now: float) -> bool:
     """Whether some node of a version could take a request now."""
     for node in service.pool("", version).nodes:
-        if not node.draining and node.overload_until <= now and (node.breaker.passes or node.breaker.can_probe(now)):
+        if node.overload_until <= now and (node.breaker.passes or node.breaker.can_probe(now)):
             return True
     return False
 

@@ -1,0 +1,733 @@
+"""Which node a request goes to: each rule by a case, all of them together against a plain reckoning."""
+
+import random
+from collections import Counter
+from collections.abc import Collection
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sidecar.core import balance
+from sidecar.core.balance import Choice, Unavailable, bind, pick
+from sidecar.core.breaker import VERDICT_WAIT_S, Action, Permit, State
+from sidecar.core.fleet import Fleet, Node, Pool, ServiceState, Session
+from sidecar.kernel.errors import Reason
+from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
+from sidecar.kernel.outcome import Result
+from sidecar.policy.schema import Balance, Breakers, Endpoint, Mode, Seconds, Service
+from tests.core.build import RULE, chosen, fleet_of, record, refused, service_of, snapshot_of, trip
+
+S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
+S1 = SessionId("s1")
+
+
+def key(number: int) -> EndpointKey:
+    return EndpointKey(f"h{number}:80")
+
+
+def node(service: ServiceState, number: int) -> Node:
+    return service.nodes[key(number)]
+
+
+class Bench:
+    """One service, and requests of the session `s1` or of none."""
+
+    def __init__(self, policy: Service, seed: int = 1) -> None:
+        self.fleet, self.service = fleet_of(policy, seed=seed)
+        self.session: Session = self.service.session(S1, 0.0)
+
+    def node(self, number: int) -> Node:
+        return node(self.service, number)
+
+    def pick(self, now: float, *tried: int, model: str = "m", version: str | None = None) -> Choice | Unavailable:
+        asked = None if version is None else VersionName(version)
+        return pick(self.service, None, asked, model, {key(n) for n in tried}, now, self.fleet.chance)
+
+    def ask(self, now: float, *tried: int, version: str | None = None) -> Choice | Unavailable:
+        """As the session, without binding it."""
+        asked = None if version is None else VersionName(version)
+        return pick(self.service, self.session, asked, "m", {key(n) for n in tried}, now, self.fleet.chance)
+
+    def served(self, now: float, result: Result = S, *tried: int, version: str | None = None) -> tuple[str, str]:
+        """A request of the session that is accepted and ends: (node, affinity)."""
+        choice = chosen(self.ask(now, *tried, version=version))
+        bind(self.session, choice, now)
+        choice.node.breaker.record(choice.permit, result, now, "x")
+        return choice.node.key, choice.affinity
+
+    def bound(self, number: int) -> "Bench":
+        self.session.node_key = key(number)
+        self.session.version = self.node(number).version
+        return self
+
+
+# --- score ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["in_flight", "waiting"])
+def test_of_two_the_less_loaded_is_taken(field: str) -> None:
+    bench = Bench(service_of(2))
+    setattr(bench.node(1), field, 1)
+    assert {chosen(bench.pick(0.0)).node.key for _ in range(50)} == {"h2:80"}
+
+
+def test_in_flight_and_waiting_add_up() -> None:
+    bench = Bench(service_of(2))
+    bench.node(1).in_flight, bench.node(1).waiting = 2, 3
+    bench.node(2).in_flight, bench.node(2).waiting = 4, 0
+    assert {chosen(bench.pick(0.0)).node.key for _ in range(50)} == {"h2:80"}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 50])
+def test_equals_get_equal_shares(count: int) -> None:
+    bench = Bench(service_of(count))
+    found = Counter(chosen(bench.pick(0.0)).node.key for _ in range(400 * count))
+    assert len(found) == count
+    assert max(found.values()) < 1.3 * 400 and min(found.values()) > 0.7 * 400
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_load_evens_out(count: int) -> None:
+    bench = Bench(service_of(count))
+    for _ in range(count * 100):
+        chosen(bench.pick(0.0)).node.in_flight += 1
+    loads = [n.in_flight for n in bench.service.nodes.values()]
+    assert max(loads) - min(loads) <= 8
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.5, 0.9999999999999999])
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_chance_at_its_ends_finds_a_node(count: int, luck: float) -> None:
+    bench = Bench(service_of(count))
+    assert chosen(pick(bench.service, None, None, "m", (), 0.0, lambda: luck)).node.key in bench.service.nodes
+
+
+def test_local_nodes_come_first_while_they_may_serve() -> None:
+    policy = service_of(3, balance=Balance(local_first=True))
+    first, *rest = policy.endpoints
+    local = msgspec.structs.replace(first, local=True)
+    bench = Bench(msgspec.structs.replace(policy, endpoints=(*rest, local)))
+    bench.node(1).in_flight = 100
+    assert {chosen(bench.pick(0.0)).node.key for _ in range(50)} == {"h1:80"}
+    assert {chosen(bench.pick(0.0, 1)).node.key for _ in range(50)} == {"h2:80", "h3:80"}
+    trip(bench.node(1).breaker, 0.0)
+    assert {chosen(bench.pick(1.0)).node.key for _ in range(50)} == {"h2:80", "h3:80"}
+
+
+def test_without_local_first_the_mark_means_nothing() -> None:
+    policy = service_of(2)
+    first, second = policy.endpoints
+    bench = Bench(msgspec.structs.replace(policy, endpoints=(msgspec.structs.replace(first, local=True), second)))
+    bench.node(1).in_flight = 1
+    assert {chosen(bench.pick(0.0)).node.key for _ in range(50)} == {"h2:80"}
+
+
+def test_the_one_that_may_serve_is_found_among_many_that_may_not() -> None:
+    bench = Bench(service_of(500))
+    for number in range(1, 500):
+        bench.node(number).draining = True
+    assert {chosen(bench.pick(0.0)).node.key for _ in range(20)} == {"h500:80"}
+
+
+# --- filter and reasons ---------------------------------------------------------------------------------------------
+
+
+def spoilt(bench: Bench, number: int, how: str) -> None:
+    match how:
+        case "full":
+            bench.node(number).overload_until = 5.0
+        case "fuller":
+            bench.node(number).overload_until = 7.0
+        case "open":
+            trip(bench.node(number).breaker, 0.0)
+        case "opened again":
+            trip(bench.node(number).breaker, -10.0)
+            record(bench.node(number).breaker, F, 0.0)
+        case "on trial":
+            trip(bench.node(number).breaker, -10.0)
+            assert isinstance(bench.node(number).breaker.acquire(0.0), Permit)
+        case "held open":
+            bench.node(number).breaker.force("open", 0.0, "ann")
+        case "draining":
+            bench.node(number).draining = True
+        case "open and full":
+            trip(bench.node(number).breaker, 0.0)
+            bench.node(number).overload_until = 15.0
+        case "ready for a probe but full":
+            trip(bench.node(number).breaker, -10.0)
+            bench.node(number).overload_until = 6.0
+
+
+@pytest.mark.parametrize(
+    ("ways", "reason", "retry_at"),
+    [
+        pytest.param(["open", "open"], Reason.BREAKER_OPEN, 10.0, id="all open: the earliest probe"),
+        pytest.param(["open", "opened again"], Reason.BREAKER_OPEN, 10.0, id="the earlier of two"),
+        pytest.param(["opened again", "opened again"], Reason.BREAKER_OPEN, 20.0, id="both for longer"),
+        pytest.param(["on trial"], Reason.BREAKER_OPEN, VERDICT_WAIT_S, id="on trial: soon"),
+        pytest.param(["held open"], Reason.BREAKER_OPEN, 10.0, id="held open: ask again"),
+        pytest.param(["open and full"], Reason.BREAKER_OPEN, 15.0, id="open, and full for longer"),
+        pytest.param(["full", "fuller"], Reason.OVERLOADED, 5.0, id="all full: the earliest"),
+        pytest.param(["fuller", "open"], Reason.OVERLOADED, 7.0, id="who could serve is full"),
+        pytest.param(["ready for a probe but full"], Reason.OVERLOADED, 6.0, id="a probe could go, but it is full"),
+        pytest.param(["draining", "draining"], Reason.NO_ENDPOINT, None, id="all draining"),
+        pytest.param(["draining", "open"], Reason.BREAKER_OPEN, 10.0, id="draining does not count"),
+        pytest.param(["draining", "full"], Reason.OVERLOADED, 5.0, id="nor here"),
+    ],
+)
+def test_when_nobody_can_serve_the_answer_says_why_and_when(
+    ways: list[str], reason: Reason, retry_at: float | None
+) -> None:
+    for order in (ways, ways[::-1]):
+        bench = Bench(service_of(len(order)))
+        for number, how in enumerate(order, 1):
+            spoilt(bench, number, how)
+        for _ in range(3):
+            assert bench.pick(0.0) == Unavailable(reason, retry_at)
+
+
+def test_no_endpoints_at_all() -> None:
+    assert Bench(service_of(0)).pick(0.0) == Unavailable(Reason.NO_ENDPOINT, None)
+
+
+def test_no_endpoint_of_the_version() -> None:
+    assert Bench(service_of(2)).pick(0.0, version="v9") == Unavailable(Reason.NO_ENDPOINT, None)
+
+
+def test_a_model_that_no_engine_reports_is_unknown() -> None:
+    bench = Bench(service_of(2))
+    for number in (1, 2):
+        bench.node(number).models = frozenset({"base"})
+    assert bench.pick(0.0, model="sql-lora") == Unavailable(Reason.UNKNOWN_MODEL, None)
+    bench.node(2).models = frozenset({"base", "sql-lora"})
+    assert {chosen(bench.pick(0.0, model="sql-lora")).node.key for _ in range(20)} == {"h2:80"}
+
+
+def test_the_reason_speaks_of_the_nodes_not_tried() -> None:
+    bench = Bench(service_of(3))
+    trip(bench.node(2).breaker, 0.0)
+    bench.node(3).overload_until = 5.0
+    assert chosen(bench.pick(1.0)).node.key == "h1:80"
+    assert bench.pick(1.0, 1) == Unavailable(Reason.OVERLOADED, 5.0)
+    assert bench.pick(1.0, 1, 3) == Unavailable(Reason.BREAKER_OPEN, 10.0)
+    assert bench.pick(1.0, 1, 2) == Unavailable(Reason.OVERLOADED, 5.0)
+    assert bench.pick(1.0, 1, 2, 3) == Unavailable(Reason.NO_ENDPOINT, None)
+
+
+def test_what_a_request_tried_spoils_no_other_request() -> None:
+    bench = Bench(service_of(2))
+    trip(bench.node(2).breaker, 0.0)
+    assert bench.pick(1.0, 1) == Unavailable(Reason.BREAKER_OPEN, 10.0)
+    assert chosen(bench.pick(1.0)).node.key == "h1:80"
+
+
+# --- probes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probes", [1, 2, 5])
+@pytest.mark.parametrize("healthy", [0, 1, 3])
+def test_fifty_at_once_give_the_node_on_trial_exactly_its_probes(probes: int, healthy: int) -> None:
+    """T01."""
+    rule = msgspec.structs.replace(RULE, probes=probes, successes=probes)
+    bench = Bench(service_of(1 + healthy, rule))
+    trip(bench.node(1).breaker, 0.0)
+    found = [bench.pick(10.0) for _ in range(50)]
+    on_trial = [c for c in found if isinstance(c, Choice) and c.node.key == "h1:80"]
+    assert len(on_trial) == probes
+    assert found[:probes] == on_trial, "the first ones: no score can starve the trial"
+    assert all(c.permit.probe for c in on_trial)
+    rest = found[probes:]
+    if healthy:
+        assert all(not chosen(c).permit.probe for c in rest)
+    else:
+        assert {refused(c) for c in rest} == {Unavailable(Reason.BREAKER_OPEN, 10.0 + VERDICT_WAIT_S)}
+    for choice in on_trial:
+        choice.node.breaker.record(choice.permit, S, 11.0)
+    assert bench.node(1).breaker.state is State.CLOSED
+
+
+def test_the_load_of_a_node_on_trial_does_not_matter() -> None:
+    bench = Bench(service_of(2))
+    trip(bench.node(1).breaker, 0.0)
+    bench.node(1).in_flight = bench.node(1).waiting = 1000
+    assert chosen(bench.pick(10.0)).node.key == "h1:80"
+
+
+@pytest.mark.parametrize("result", [I, O])
+def test_after_an_inconclusive_probe_the_next_request_probes_again(result: Result) -> None:
+    bench = Bench(service_of(2))
+    trip(bench.node(1).breaker, 0.0)
+    for _ in range(10):
+        choice = chosen(bench.pick(10.0))
+        assert choice.node.key == "h1:80" and choice.permit.probe
+        assert not chosen(bench.pick(10.0)).permit.probe
+        choice.node.breaker.record(choice.permit, result, 10.0)
+
+
+def test_a_lost_probe_is_replaced_when_its_lease_ends() -> None:
+    bench = Bench(service_of(2))
+    trip(bench.node(1).breaker, 0.0)
+    chosen(bench.pick(10.0))
+    end = 10.0 + bench.service.lease_s
+    assert not chosen(bench.pick(end - 0.001)).permit.probe
+    assert chosen(bench.pick(end)).permit.probe
+
+
+def test_sent_again_a_request_probes_only_if_nothing_else_is_left() -> None:
+    bench = Bench(service_of(3))
+    trip(bench.node(1).breaker, 0.0)
+    assert chosen(bench.pick(10.0, 2)).node.key == "h3:80"
+    probe = chosen(bench.pick(10.0, 2, 3))
+    assert probe.node.key == "h1:80" and probe.permit.probe
+    probe.node.breaker.record(probe.permit, I, 10.0)
+    assert bench.pick(10.0, 1, 2, 3) == Unavailable(Reason.NO_ENDPOINT, None)
+    assert chosen(bench.pick(10.0)).permit.probe
+
+
+@pytest.mark.parametrize("how", ["draining", "full", "another version", "another model"])
+def test_a_node_that_may_not_serve_this_request_gets_no_probe_from_it(how: str) -> None:
+    bench = Bench(service_of(2, v1=1, v2=1))
+    trip(bench.node(1).breaker, 0.0)
+    match how:
+        case "draining":
+            bench.node(1).draining = True
+        case "full":
+            bench.node(1).overload_until = 12.0
+        case "another model":
+            bench.node(1).models = frozenset({"other"})
+        case _:
+            pass
+    for _ in range(10):
+        assert chosen(bench.pick(10.0, version="v2" if how == "another version" else None)).node.key == "h2:80"
+    if how == "full":
+        assert chosen(bench.pick(12.0)).permit.probe
+    if how == "another model":
+        assert chosen(bench.pick(10.0, model="other")).permit.probe
+    if how == "another version":
+        assert chosen(bench.pick(10.0, version="v1")).permit.probe
+
+
+def test_a_node_that_is_no_longer_draining_is_probed_at_once() -> None:
+    bench = Bench(service_of(2))
+    trip(bench.node(1).breaker, 0.0)
+    bench.node(1).draining = True
+    assert not chosen(bench.pick(10.0)).permit.probe
+    bench.node(1).draining = False
+    assert chosen(bench.pick(10.0)).permit.probe
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_all_open_answers_at_once_then_probes_each_once_and_recovers(count: int) -> None:
+    """T17."""
+    bench = Bench(service_of(count))
+    for number in range(1, count + 1):
+        trip(bench.node(number).breaker, 0.0)
+    generations = [n.breaker.generation for n in bench.service.nodes.values()]
+    for tick in range(100):
+        assert bench.pick(tick / 10) == Unavailable(Reason.BREAKER_OPEN, 10.0)
+    assert [n.breaker.generation for n in bench.service.nodes.values()] == generations
+    for _ in range(2):
+        probes = [chosen(bench.pick(10.0)) for _ in range(count)]
+        assert {c.node.key for c in probes} == set(bench.service.nodes)
+        for _ in range(100):
+            assert refused(bench.pick(10.0)).reason is Reason.BREAKER_OPEN
+        for choice in probes:
+            choice.node.breaker.record(choice.permit, S, 10.0)
+    assert all(n.breaker.state is State.CLOSED for n in bench.service.nodes.values())
+    assert not chosen(bench.pick(10.0)).permit.probe
+
+
+@pytest.mark.parametrize("mode", ["shadow", "off"])
+def test_modes_that_do_not_enforce_change_no_choice(mode: Mode) -> None:
+    bench = Bench(service_of(2, msgspec.structs.replace(RULE, mode=mode)))
+    for _ in range(20):
+        record(bench.node(1).breaker, F, 0.0)
+    bench.node(2).in_flight = 1
+    for now in (1.0, 20.0):
+        assert {chosen(bench.pick(now)).node.key for _ in range(20)} == {"h1:80"}
+
+
+def test_aborted_canaries_that_are_open_cost_no_search_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(service_of(10, v1=1, v2=0))
+    for number in range(2, 11, 2):
+        trip(bench.node(number).breaker, 0.0)
+    searches = Counter[str]()
+    search = balance._probe
+
+    def spy(service: ServiceState, pool: Pool, tried: Collection[EndpointKey], now: float) -> Node | None:
+        searches["made"] += 1
+        return search(service, pool, tried, now)
+
+    monkeypatch.setattr(balance, "_probe", spy)
+    for tick in range(1000):
+        assert chosen(bench.pick(20.0 + tick, version="v1")).node.version == "v1"
+    assert searches["made"] == 1
+
+
+# --- affinity -------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_stays_with_its_node_even_if_that_is_busier() -> None:
+    bench = Bench(service_of(3))
+    first, affinity = bench.served(0.0)
+    assert affinity == ""
+    bench.service.nodes[EndpointKey(first)].in_flight = 100
+    assert [bench.served(1.0) for _ in range(20)] == [(first, "bound")] * 20
+
+
+@pytest.mark.parametrize("why", ["open", "held open", "on trial", "draining", "gone"])
+def test_a_session_moves_at_once_when_its_node_refuses(why: str) -> None:
+    """T13."""
+    bench = Bench(service_of(2)).bound(1)
+    if why == "gone":
+        policy = service_of(2)
+        bench.fleet.apply(snapshot_of(msgspec.structs.replace(policy, endpoints=policy.endpoints[1:])), 0.0)
+    else:
+        spoilt(bench, 1, why)
+    assert bench.served(0.0) == ("h2:80", "moved")
+    assert bench.served(0.0) == ("h2:80", "bound")
+
+
+@pytest.mark.parametrize("why", ["full", "tried", "another model"])
+def test_a_passing_obstacle_is_a_detour_and_the_binding_stays(why: str) -> None:
+    bench = Bench(service_of(3)).bound(1)
+    tried: tuple[int, ...] = ()
+    if why == "full":
+        bench.node(1).overload_until = 5.0
+    elif why == "tried":
+        tried = (1,)
+    else:
+        bench.node(1).models = frozenset({"other"})
+    found, affinity = bench.served(0.0, S, *tried)
+    assert found != "h1:80" and affinity == ""
+    assert (bench.session.node_key, bench.session.home_key) == ("h1:80", None)
+    bench.node(1).models = None
+    assert bench.served(5.0) == ("h1:80", "bound")
+
+
+def test_it_returns_once_when_its_home_recovers() -> None:
+    """T13: one move per trip, one return per recovery, no ping-pong."""
+    bench = Bench(service_of(2)).bound(1)
+    now = 0.0
+    for _ in range(5):
+        trip(bench.node(1).breaker, now)
+        assert bench.served(now) == ("h2:80", "moved")
+        assert [bench.served(now) for _ in range(3)] == [("h2:80", "bound")] * 3
+        now = bench.node(1).breaker.retry_at(now)
+        for _ in range(2):
+            assert chosen(bench.pick(now)).node.key == "h1:80"
+            probe = Permit(bench.node(1).breaker.generation, True, bench.node(1).breaker._probe_id)
+            assert bench.served(now) == ("h2:80", "bound"), "on trial is not recovered"
+            bench.node(1).breaker.record(probe, S, now)
+        assert bench.served(now) == ("h1:80", "returned")
+        assert [bench.served(now) for _ in range(3)] == [("h1:80", "bound")] * 3
+        now += 1000.0
+
+
+def test_without_return_home_it_stays_where_it_moved() -> None:
+    bench = Bench(service_of(2, balance=Balance(return_home=False))).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    assert bench.served(0.0) == ("h2:80", "moved")
+    record(bench.node(1).breaker, S, 10.0, times=2)
+    assert [bench.served(10.0) for _ in range(5)] == [("h2:80", "bound")] * 5
+    trip(bench.node(2).breaker, 11.0)
+    assert bench.served(11.0) == ("h1:80", "moved")
+    assert bench.session.home_key is None
+
+
+def test_its_own_request_may_be_the_probe_of_its_home_and_moves_nothing() -> None:
+    bench = Bench(service_of(2)).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    bench.served(0.0)
+    assert bench.served(10.0) == ("h1:80", "")
+    assert (bench.session.node_key, bench.session.home_key) == ("h2:80", "h1:80")
+    assert bench.served(10.0) == ("h1:80", "")
+    assert bench.node(1).breaker.state is State.CLOSED
+    assert bench.served(10.0) == ("h1:80", "returned")
+
+
+def test_a_bound_session_may_be_the_probe_of_its_own_node() -> None:
+    bench = Bench(service_of(2)).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    assert bench.served(10.0) == ("h1:80", "bound")
+
+
+def test_a_session_that_had_to_move_twice_returns_to_its_first_home() -> None:
+    bench = Bench(service_of(3)).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    second, affinity = bench.served(0.0)
+    assert affinity == "moved"
+    trip(bench.service.nodes[EndpointKey(second)].breaker, 0.0)
+    third, affinity = bench.served(0.0)
+    assert affinity == "moved" and third not in (second, "h1:80")
+    record(bench.node(1).breaker, S, 10.0, times=2)
+    record(bench.service.nodes[EndpointKey(second)].breaker, S, 10.0, times=2)
+    assert bench.served(10.0) == ("h1:80", "returned")
+    assert bench.served(10.0) == ("h1:80", "bound")
+
+
+def test_the_binding_is_written_only_after_the_node_accepted() -> None:
+    """T13: the connect to b fails while the session is being moved."""
+    bench = Bench(service_of(3)).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    failed = chosen(bench.ask(0.0))
+    assert failed.affinity == "moved"
+    assert (bench.session.node_key, bench.session.home_key) == ("h1:80", None)
+    again = chosen(pick(bench.service, bench.session, None, "m", {failed.node.key}, 0.0, bench.fleet.chance))
+    assert again.affinity == "moved" and again.node is not failed.node
+    bind(bench.session, again, 0.0)
+    assert (bench.session.node_key, bench.session.home_key) == (again.node.key, "h1:80")
+
+
+def test_of_two_requests_that_move_a_session_at_once_the_first_to_be_accepted_decides() -> None:
+    bench = Bench(service_of(3)).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    one = chosen(bench.ask(0.0))
+    other = chosen(pick(bench.service, bench.session, None, "m", {one.node.key}, 0.0, bench.fleet.chance))
+    bind(bench.session, other, 0.0)
+    bind(bench.session, one, 0.0)
+    assert (bench.session.node_key, bench.session.home_key) == (other.node.key, "h1:80")
+
+
+def test_of_two_first_requests_the_first_to_be_accepted_binds() -> None:
+    bench = Bench(service_of(2))
+    one = chosen(bench.ask(0.0))
+    other = chosen(bench.ask(0.0, int(one.node.key[1])))
+    bind(bench.session, other, 0.0)
+    bind(bench.session, one, 0.0)
+    assert bench.session.node_key == other.node.key
+
+
+def test_a_return_that_another_request_overtook_changes_nothing() -> None:
+    bench = Bench(service_of(2)).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    bench.served(0.0)
+    record(bench.node(1).breaker, S, 10.0, times=2)
+    one, other = chosen(bench.ask(10.0)), chosen(bench.ask(10.0))
+    assert one.affinity == other.affinity == "returned"
+    bind(bench.session, one, 10.0)
+    trip(bench.node(1).breaker, 50.0)
+    bench.served(50.0)
+    assert bench.session.node_key == "h2:80"
+    bind(bench.session, one, 50.0)
+    assert bench.session.node_key == "h1:80"
+    bind(bench.session, other, 50.0)
+    assert (bench.session.node_key, bench.session.home_key) == ("h1:80", None)
+
+
+def test_a_probe_binds_no_new_session() -> None:
+    bench = Bench(service_of(1))
+    trip(bench.node(1).breaker, 0.0)
+    assert bench.served(10.0) == ("h1:80", "")
+    assert bench.session.node_key is None
+
+
+def test_affinity_off_forgets() -> None:
+    bench = Bench(service_of(2, balance=Balance(affinity="off"))).bound(1)
+    bench.node(1).in_flight = 1
+    assert [bench.served(0.0) for _ in range(5)] == [("h2:80", "")] * 5
+
+
+def test_a_session_leaves_the_node_of_a_version_that_was_not_chosen() -> None:
+    """T13: bound to canary v2, canary aborted."""
+    bench = Bench(service_of(4, v1=1, v2=1)).bound(2)
+    found, affinity = bench.served(0.0, version="v1")
+    assert found in ("h1:80", "h3:80") and affinity == "moved"
+    assert bench.session.version == "v1"
+    assert bench.served(0.0, version="v1") == (found, "bound")
+    assert bench.served(0.0, version="v2") == ("h2:80", "returned")
+
+
+def test_a_full_node_of_another_version_is_a_detour_too() -> None:
+    bench = Bench(service_of(4, v1=1, v2=1)).bound(2)
+    bench.node(2).overload_until = 5.0
+    _, affinity = bench.served(0.0, version="v1")
+    assert affinity == "" and bench.session.node_key == "h2:80"
+
+
+def test_all_open_refuses_a_bound_session_as_everybody() -> None:
+    bench = Bench(service_of(2)).bound(1)
+    for number in (1, 2):
+        trip(bench.node(number).breaker, 0.0)
+    for _ in range(3):
+        assert bench.ask(1.0) == Unavailable(Reason.BREAKER_OPEN, 10.0)
+    assert bench.session.node_key == "h1:80"
+
+
+# --- the crowd ------------------------------------------------------------------------------------------------------
+
+
+def test_load_dependent_slowness_does_not_make_the_share_hunt() -> None:
+    """T26, the balancer's part: a gets slower with load, b is slow always; the share of a settles."""
+    bench = Bench(service_of(2), seed=5)
+    ends: list[tuple[float, Node]] = []
+    shares = []
+    luck = random.Random(3)
+    now, to_a, asked = 0.0, 0, 0
+    for _ in range(40 * 120):
+        now += luck.expovariate(40)
+        for end, busy in ends:
+            if end <= now:
+                busy.in_flight -= 1
+        ends = [(end, busy) for end, busy in ends if end > now]
+        taken = chosen(bench.pick(now)).node
+        taken.in_flight += 1
+        ends.append((now + (0.5 + 0.1 * taken.in_flight if taken.key == "h1:80" else 2.0), taken))
+        to_a += taken.key == "h1:80"
+        asked += 1
+        if asked == 400:
+            shares.append(to_a / asked)
+            to_a = asked = 0
+    settled = shares[2:]
+    assert max(settled) - min(settled) < 0.15, settled
+
+
+class Choices(RuleBasedStateMachine):
+    """Any history of one service; after each step every kind of request is chosen for as plain reckoning says.
+
+    This is what holds the short cuts (pools, probes not looked for, refusals remembered) to the rules.
+    """
+
+    MODELS = ("m", "lora")
+    VERSIONS = (None, VersionName("v1"), VersionName("v2"))
+
+    @initialize(count=st.integers(1, 10), seed=st.integers(0, 99), probes=st.integers(1, 2))
+    def start(self, count: int, seed: int, probes: int) -> None:
+        self.rule = msgspec.structs.replace(
+            RULE, consecutive=1, open_s=Seconds(5), open_max_s=Seconds(20), successes=1, probes=probes
+        )
+        self.fleet = Fleet(random.Random(seed).random)
+        self.now = 0.0
+        self.out: list[tuple[Node, Permit]] = []
+        self.count = count
+        self.apply()
+
+    def apply(self) -> None:
+        self.fleet.apply(snapshot_of(service_of(self.count, self.rule, v1=1, v2=1)), self.now)
+        self.service = next(iter(self.fleet.services.values()))
+
+    def some(self, data: st.DataObject) -> Node:
+        return data.draw(st.sampled_from(list(self.service.nodes.values())))
+
+    @rule(step=st.floats(0, 12))
+    def later(self, step: float) -> None:
+        self.now += step
+
+    @rule(data=st.data())
+    def fails(self, data: st.DataObject) -> None:
+        breaker = self.some(data).breaker
+        permit = breaker.acquire(self.now)
+        if isinstance(permit, Permit):
+            breaker.record(permit, F, self.now, "x")
+
+    @rule()
+    def all_fail(self) -> None:
+        for each in self.service.nodes.values():
+            permit = each.breaker.acquire(self.now)
+            if isinstance(permit, Permit):
+                each.breaker.record(permit, F, self.now, "x")
+
+    @rule(data=st.data(), wait_s=st.floats(0, 10))
+    def is_full(self, data: st.DataObject, wait_s: float) -> None:
+        self.service.overloaded(self.some(data), wait_s, self.now)
+
+    @rule(data=st.data(), draining=st.booleans())
+    def drains(self, data: st.DataObject, draining: bool) -> None:
+        self.some(data).draining = draining
+
+    @rule(data=st.data(), models=st.sampled_from([None, frozenset({"m"}), frozenset({"lora"}), frozenset[str]()]))
+    def reports(self, data: st.DataObject, models: frozenset[str] | None) -> None:
+        self.some(data).models = models
+
+    @rule(data=st.data(), action=st.sampled_from(["open", "close", "reset"]))
+    def is_ordered(self, data: st.DataObject, action: Action) -> None:
+        self.some(data).breaker.force(action, self.now, "ann")
+
+    @rule(
+        count=st.integers(1, 10),
+        mode=st.sampled_from(["enforce", "enforce", "shadow", "off"]),
+        probes=st.integers(1, 2),
+    )
+    def reloads(self, count: int, mode: Mode, probes: int) -> None:
+        self.count = count
+        self.rule = msgspec.structs.replace(self.rule, mode=mode, probes=probes)
+        self.apply()
+
+    @rule(data=st.data(), result=st.sampled_from(Result))
+    def ends(self, data: st.DataObject, result: Result) -> None:
+        if self.out:
+            taken, permit = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+            taken.breaker.record(permit, result, self.now, "x")
+
+    @rule(data=st.data(), model=st.sampled_from(["", *MODELS]), version=st.sampled_from(VERSIONS), some=st.booleans())
+    def asks(self, data: st.DataObject, model: str, version: VersionName | None, some: bool) -> None:
+        tried = frozenset[EndpointKey]()
+        if some:
+            tried = data.draw(st.frozensets(st.sampled_from([*self.service.nodes])))
+        found = self.check(model, version, tried)
+        if isinstance(found, Choice):
+            self.out.append((found.node, found.permit))
+
+    def check(self, model: str, version: VersionName | None, tried: frozenset[EndpointKey]) -> Choice | Unavailable:
+        """Picks, having reckoned what may come of it."""
+        now, enforced = self.now, self.rule.mode == "enforce"
+        of_version = [n for n in self.service.nodes.values() if not n.draining and version in (None, n.version)]
+        serving = [n for n in of_version if not model or n.models is None or model in n.models]
+        rest = [n for n in serving if n.key not in tried]
+        calm = [n for n in rest if n.overload_until <= now]
+        usable = [n for n in calm if n.breaker.passes]
+        probing = [n for n in calm if not n.breaker.passes and n.breaker.can_probe(now)]
+        could = [n for n in rest if n.breaker.passes or n.breaker.can_probe(now)]
+        retries = [max(n.overload_until, n.breaker.retry_at(now)) for n in rest]
+        found = pick(self.service, None, version, model, tried, now, self.fleet.chance)
+        if isinstance(found, Choice):
+            assert found.node in (probing if probing and not tried else usable or probing)
+            assert found.affinity == ""
+            if enforced:
+                assert found.permit.probe == (found.node in probing)
+            return found
+        assert not usable and not probing
+        if of_version and not serving:
+            assert found == Unavailable(Reason.UNKNOWN_MODEL, None)
+        elif not rest:
+            assert found == Unavailable(Reason.NO_ENDPOINT, None)
+        elif could:
+            assert found == Unavailable(Reason.OVERLOADED, min(retries))
+        else:
+            # A hint that was right when first given stands until it is due.
+            assert found.reason is Reason.BREAKER_OPEN and found.retry_at is not None
+            assert now < found.retry_at <= min(retries)
+        return found
+
+    @invariant()
+    def everybody_is_chosen_for_by_the_rules(self) -> None:
+        if not hasattr(self, "service"):
+            return
+        for model in self.MODELS:
+            for version in self.VERSIONS:
+                found = self.check(model, version, frozenset())
+                if isinstance(found, Choice):
+                    found.node.breaker.record(found.permit, I, self.now, "x")
+        assert all(n.breaker.probes_out <= 2 for n in self.service.nodes.values())
+
+
+Choices.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestChoices = Choices.TestCase
+
+
+def test_breakers_of_the_policy_reach_the_nodes() -> None:
+    policy = Service(
+        name="a",
+        endpoints=(Endpoint(url="http://h1:80"), Endpoint(url="http://h2:80")),
+        breakers=Breakers(node=msgspec.structs.replace(RULE, consecutive=2, min_closed_ratio=0.5)),
+    )
+    bench = Bench(policy)
+    for number in (1, 2):
+        for _ in range(5):
+            permit = bench.node(number).breaker.acquire(0.0)
+            if isinstance(permit, Permit):
+                bench.node(number).breaker.record(permit, F, 0.0, "x")
+    assert [bench.node(n).breaker.state for n in (1, 2)] == [State.OPEN, State.CLOSED]

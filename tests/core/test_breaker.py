@@ -1,0 +1,799 @@
+"""The breaker: each rule by a table, the machine by an exhaustive walk and by random histories."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sidecar.core.breaker import (
+    TRANSITIONS,
+    VERDICT_WAIT_S,
+    Action,
+    Breaker,
+    Denied,
+    Event,
+    Permit,
+    Roster,
+    Scope,
+    State,
+    Transition,
+    min_closed,
+)
+from sidecar.kernel.outcome import DOCTRINE, Ending, Result
+from sidecar.policy.schema import BreakerRule, Mode, Seconds
+from tests.core.build import permitted, record, trip
+
+S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
+CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
+LEASE_S = 60.0
+RULE = BreakerRule(consecutive=5, failure_ratio=0.0, open_s=Seconds(10), open_max_s=Seconds(100), probes=1, successes=2)
+
+
+def rule_of(**changes: object) -> BreakerRule:
+    return msgspec.structs.replace(RULE, **changes)
+
+
+def breaker_of(rule: BreakerRule = RULE, roster: Roster | None = None, key: str = "a:80") -> Breaker:
+    return Breaker(Scope.NODE, key, "chat", rule, 0.0, lease_s=LEASE_S, roster=roster)
+
+
+def feed(breaker: Breaker, results: list[Result], now: float = 0.0) -> None:
+    for result in results:
+        record(breaker, result, now)
+
+
+def half_open(rule: BreakerRule = RULE) -> tuple[Breaker, Permit]:
+    """A breaker that was tripped at 0 and lends its first probe at 10."""
+    breaker = breaker_of(rule)
+    trip(breaker, 0.0)
+    return breaker, permitted(breaker, 10.0)
+
+
+# --- closed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("results", "state"),
+    [
+        pytest.param([F] * 4, CLOSED, id="one too few"),
+        pytest.param([F] * 5, OPEN, id="enough"),
+        pytest.param([F] * 4 + [S, F], CLOSED, id="a success starts again"),
+        pytest.param([F] * 4 + [S] + [F] * 5, OPEN, id="and then enough"),
+        pytest.param([F] * 4 + [I, F], OPEN, id="ignored neither counts nor resets"),
+        pytest.param([F] * 4 + [I] * 50, CLOSED, id="ignored never opens"),
+        pytest.param([F] * 4 + [O, F], OPEN, id="overload neither counts nor resets"),
+        pytest.param([O] * 50, CLOSED, id="overload never opens"),
+        pytest.param([I] * 50, CLOSED, id="client errors never open"),
+        pytest.param([S] * 50, CLOSED, id="all is well"),
+    ],
+)
+def test_consecutive_failures_open(results: list[Result], state: State) -> None:
+    breaker = breaker_of()
+    feed(breaker, results)
+    assert breaker.state is state
+
+
+@pytest.mark.parametrize("ending", [e for e in Ending if DOCTRINE[e].node is not F])
+def test_endings_that_are_not_the_nodes_fault_open_nothing(ending: Ending) -> None:
+    breaker = breaker_of()
+    feed(breaker, [F] * 4)
+    if DOCTRINE[ending].node is not S:
+        feed(breaker, [DOCTRINE[ending].node] * 20)
+        assert breaker.state is CLOSED
+        feed(breaker, [F])
+        assert breaker.state is OPEN
+    else:
+        feed(breaker, [S, F])
+        assert breaker.state is CLOSED
+
+
+@pytest.mark.parametrize(
+    ("results", "state"),
+    [
+        pytest.param([F, S] * 9 + [F], CLOSED, id="19 of the minimum 20"),
+        pytest.param([S, F] * 10, OPEN, id="half of 20"),
+        pytest.param([F, S] * 10, CLOSED, id="a success that completes the minimum does not open"),
+        pytest.param([F, S] * 10 + [F], OPEN, id="the next failure does"),
+        pytest.param([S, S, F] * 30, CLOSED, id="a third"),
+        pytest.param([S] * 100 + [F, S] * 40, CLOSED, id="diluted by the window"),
+        pytest.param([I, O] * 50 + [S, F] * 9, CLOSED, id="what does not count does not fill the minimum"),
+    ],
+)
+def test_failure_ratio_opens_once_the_minimum_is_there(results: list[Result], state: State) -> None:
+    breaker = breaker_of(rule_of(consecutive=1000, failure_ratio=0.5, min_requests=20, window_s=Seconds(10)))
+    feed(breaker, results)
+    assert breaker.state is state
+
+
+def test_ratio_forgets_what_left_the_window() -> None:
+    breaker = breaker_of(rule_of(consecutive=1000, failure_ratio=0.5, min_requests=4, window_s=Seconds(10)))
+    feed(breaker, [F] * 3, 0.0)
+    feed(breaker, [F] * 3, 20.0)
+    assert breaker.state is CLOSED
+    feed(breaker, [F], 21.0)
+    assert breaker.state is OPEN
+
+
+def test_old_failures_do_not_trip_a_breaker_that_has_just_closed() -> None:
+    breaker = breaker_of(
+        rule_of(consecutive=1000, failure_ratio=0.5, min_requests=4, window_s=Seconds(3600), successes=1)
+    )
+    feed(breaker, [F] * 4)
+    feed(breaker, [S], 10.0)
+    assert breaker.state is CLOSED
+    feed(breaker, [F] * 3, 10.0)
+    assert breaker.state is CLOSED
+
+
+def test_the_closed_state_allocates_nothing() -> None:
+    breaker = breaker_of()
+    assert breaker.acquire(0.0) is breaker.acquire(5.0)
+
+
+def test_a_trip_says_what_happened() -> None:
+    breaker = breaker_of(rule_of(consecutive=2))
+    feed(breaker, [F])
+    found = breaker.record(permitted(breaker, 3.0), F, 4.0, "ttft_timeout")
+    assert found == Transition(
+        Scope.NODE, "a:80", "chat", CLOSED, OPEN, 4.0, "consecutive", "2 failures in a row, the last: ttft_timeout", 1
+    )
+    assert (breaker.state, breaker.since, breaker.why, breaker.by) == (OPEN, 4.0, "consecutive", "")
+
+
+def test_each_permit_is_one_result() -> None:
+    """T22: three failed attempts of one request are three failures, one success elsewhere is none here."""
+    a, b = breaker_of(rule_of(consecutive=3), key="a:80"), breaker_of(rule_of(consecutive=3), key="b:80")
+    feed(a, [F] * 3)
+    assert a.state is OPEN
+    c = breaker_of(rule_of(consecutive=2), key="c:80")
+    feed(c, [F])
+    feed(b, [S])
+    feed(c, [F])
+    assert (b.state, c.state) == (CLOSED, OPEN)
+
+
+# --- open -----------------------------------------------------------------------------------------------------------
+
+
+def test_open_refuses_until_its_wait_is_over_and_never_counts_refusals() -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    for _ in range(1000):
+        assert breaker.acquire(9.999) == Denied(10.0)
+    assert not breaker.can_probe(9.999)
+    assert breaker.can_probe(10.0)
+    assert (breaker.generation, breaker.retry_at(3.0)) == (1, 10.0)
+
+
+def test_results_of_before_the_trip_change_nothing() -> None:
+    breaker = breaker_of()
+    old = [permitted(breaker, 0.0) for _ in range(10)]
+    trip(breaker, 0.0)
+    probe = permitted(breaker, 10.0)
+    for permit in old:
+        for result in Result:
+            assert breaker.record(permit, result, 11.0) is None
+    assert (breaker.state, breaker.probes_out) == (HALF_OPEN, 1)
+    breaker.record(probe, S, 11.0)
+    breaker.record(permitted(breaker, 11.0), S, 11.0)
+    assert breaker.state is CLOSED
+    feed(breaker, [F] * 4, 12.0)
+    for permit in [*old, probe]:
+        breaker.record(permit, F, 12.0)
+        breaker.record(permit, S, 12.0)
+    assert breaker.state is CLOSED
+    feed(breaker, [F], 12.0)
+    assert breaker.state is OPEN
+
+
+@pytest.mark.parametrize("failed_probes", [0, 1, 2, 3, 4, 5, 80])
+def test_the_wait_doubles_with_every_failed_probe_up_to_its_limit(failed_probes: int) -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    now = 0.0
+    for _ in range(failed_probes):
+        now = breaker.retry_at(now)
+        assert record(breaker, F, now) is not None
+    assert breaker.retry_at(now) - now == min(10.0 * 2**failed_probes, 100.0)
+
+
+def test_the_longest_wait_may_be_shorter_than_the_first() -> None:
+    breaker = breaker_of(rule_of(open_max_s=Seconds(3)))
+    trip(breaker, 0.0)
+    assert breaker.retry_at(0.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("stayed_closed_s", "wait_s"),
+    [(0.0, 40.0), (19.5, 40.0), (20.0, 10.0), (1000.0, 10.0)],
+    ids=["at once", "nearly as long", "as long as it waited", "long"],
+)
+def test_waits_start_again_after_a_quiet_time_as_long_as_the_last(stayed_closed_s: float, wait_s: float) -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    record(breaker, F, 10.0)
+    record(breaker, S, 30.0, times=2)
+    assert breaker.state is CLOSED
+    now = 30.0 + stayed_closed_s
+    trip(breaker, now)
+    assert breaker.retry_at(now) - now == wait_s
+
+
+# --- half-open ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probes", [1, 2, 7])
+def test_half_open_lends_exactly_the_probes(probes: int) -> None:
+    """T01: of fifty that ask at once, `probes` get through."""
+    breaker = breaker_of(rule_of(probes=probes, successes=probes))
+    trip(breaker, 0.0)
+    asked = [breaker.acquire(10.0) for _ in range(50)]
+    lent = [permit for permit in asked if isinstance(permit, Permit)]
+    assert len(lent) == probes
+    assert all(permit.probe for permit in lent)
+    assert len({permit.id for permit in lent}) == probes
+    assert [permit.moved is not None for permit in lent] == [True] + [False] * (probes - 1)
+    assert all(d == Denied(10.0 + VERDICT_WAIT_S) for d in asked if isinstance(d, Denied))
+    for permit in lent:
+        assert breaker.state is HALF_OPEN
+        breaker.record(permit, S, 11.0)
+    assert breaker.state is CLOSED
+
+
+def test_the_probe_that_asked_first_tells_of_the_half_open_state() -> None:
+    _, probe = half_open()
+    assert probe.moved == Transition(Scope.NODE, "a:80", "chat", OPEN, HALF_OPEN, 10.0, "waited", "open for 10 s", 2)
+
+
+@pytest.mark.parametrize("successes", [1, 2, 3])
+def test_enough_successes_close(successes: int) -> None:
+    breaker, probe = half_open(rule_of(successes=successes))
+    for number in range(1, successes + 1):
+        transition = breaker.record(probe, S, 11.0)
+        assert (transition is not None) == (number == successes)
+        assert breaker.state is (CLOSED if number == successes else HALF_OPEN)
+        if number < successes:
+            probe = permitted(breaker, 11.0)
+
+
+def test_a_failed_probe_reopens_for_longer_whatever_succeeded_before() -> None:
+    breaker, probe = half_open(rule_of(successes=3))
+    breaker.record(probe, S, 11.0)
+    breaker.record(permitted(breaker, 11.0), S, 11.0)
+    found = breaker.record(permitted(breaker, 11.0), F, 12.0, "truncated")
+    assert found is not None and (found.new, found.why, found.evidence) == (
+        OPEN,
+        "probe_failed",
+        "a probe failed: truncated",
+    )
+    assert breaker.acquire(31.9) == Denied(32.0)
+    record(breaker, S, 32.0, times=2)
+    assert breaker.state is HALF_OPEN, "successes of an earlier trial do not count"
+
+
+@pytest.mark.parametrize("result", [I, O])
+def test_an_inconclusive_probe_gives_its_slot_back(result: Result) -> None:
+    """T01, T04, T16: the client of the probe left, or the probe was answered 400."""
+    breaker, probe = half_open()
+    for _ in range(20):
+        assert isinstance(breaker.acquire(11.0), Denied)
+        assert breaker.record(probe, result, 11.0) is None
+        assert (breaker.state, breaker.probes_out) == (HALF_OPEN, 0)
+        probe = permitted(breaker, 11.0)
+        assert probe.probe
+    breaker.record(probe, S, 11.0)
+    breaker.record(permitted(breaker, 11.0), S, 11.0)
+    assert breaker.state is CLOSED
+
+
+def test_a_lost_probe_frees_its_slot_when_its_lease_ends() -> None:
+    breaker, lost = half_open(rule_of(successes=1))
+    assert not breaker.can_probe(10.0 + LEASE_S - 0.001)
+    assert isinstance(breaker.acquire(10.0 + LEASE_S - 0.001), Denied)
+    assert breaker.can_probe(10.0 + LEASE_S)
+    probe = permitted(breaker, 10.0 + LEASE_S)
+    assert isinstance(breaker.acquire(10.0 + LEASE_S), Denied)
+    for result in Result:
+        assert breaker.record(lost, result, 10.0 + LEASE_S) is None
+    assert breaker.state is HALF_OPEN
+    assert breaker.probes_out == 1
+    breaker.record(probe, S, 10.0 + LEASE_S)
+    assert breaker.state is CLOSED
+
+
+@pytest.mark.parametrize("result", list(Result))
+def test_a_result_after_the_lease_counts_for_nothing_even_if_nobody_took_the_slot(result: Result) -> None:
+    breaker, probe = half_open(rule_of(successes=1))
+    assert breaker.record(probe, result, 10.0 + LEASE_S) is None
+    assert (breaker.state, breaker.probes_out) == (HALF_OPEN, 0)
+
+
+def test_a_probe_counts_once() -> None:
+    breaker, probe = half_open()
+    breaker.record(probe, S, 11.0)
+    breaker.record(probe, S, 11.0)
+    assert breaker.state is HALF_OPEN
+
+
+def test_probes_still_out_when_the_verdict_falls_change_nothing() -> None:
+    breaker = breaker_of(rule_of(probes=3, successes=1))
+    trip(breaker, 0.0)
+    first, second, third = (permitted(breaker, 10.0) for _ in range(3))
+    breaker.record(first, S, 11.0)
+    assert breaker.state is CLOSED
+    breaker.record(second, F, 11.0)
+    breaker.record(third, F, 11.0)
+    feed(breaker, [F] * 4, 11.0)
+    assert breaker.state is CLOSED
+
+
+# --- the floor ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "closed"),
+    [
+        (0, 0.34, 0),
+        (1, 0.34, 1),
+        (2, 0.34, 1),
+        (3, 0.34, 1),
+        (5, 0.34, 1),
+        (5, 0.5, 2),
+        (5, 1.0, 5),
+        (6, 0.34, 3),
+        (9, 0.34, 4),
+        (100, 0.34, 34),
+        (100, 1.0, 100),
+        (1, 0.0, 0),
+        (100, 0.0, 0),
+        (1, 0.001, 1),
+        (6, 0.001, 1),
+    ],
+)
+def test_how_many_must_stay_closed(size: int, ratio: float, closed: int) -> None:
+    assert min_closed(size, ratio) == closed
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 9, 40])
+@pytest.mark.parametrize("ratio", [0.0, 0.34, 0.5, 1.0])
+def test_the_floor_holds_and_everything_above_it_opens(size: int, ratio: float) -> None:
+    roster = Roster()
+    roster.resize(size, ratio)
+    breakers = [breaker_of(roster=roster, key=f"h{number}:80") for number in range(size)]
+    for breaker in breakers:
+        feed(breaker, [F] * 5)
+    assert sum(b.state is CLOSED for b in breakers) == min_closed(size, ratio)
+    assert sum(b.held_closed for b in breakers) == min_closed(size, ratio)
+
+
+def test_a_trip_that_the_floor_forbade_is_tried_again_at_the_next_failure() -> None:
+    roster = Roster()
+    roster.resize(2, 0.34)
+    a, b = breaker_of(roster=roster, key="a"), breaker_of(roster=roster, key="b")
+    trip(a, 0.0)
+    feed(b, [F] * 7)
+    assert (b.state, b.held_closed) == (CLOSED, 3)
+    record(a, S, 10.0, times=2)
+    assert (a.state, b.state) == (CLOSED, CLOSED)
+    feed(b, [F], 10.0)
+    assert b.state is OPEN
+
+
+def test_half_open_is_not_closed_for_the_floor() -> None:
+    roster = Roster()
+    roster.resize(2, 0.34)
+    a, b = breaker_of(roster=roster, key="a"), breaker_of(roster=roster, key="b")
+    trip(a, 0.0)
+    permitted(a, 10.0)
+    feed(b, [F] * 5, 10.0)
+    assert b.state is CLOSED
+
+
+def test_who_is_gone_is_in_no_roster() -> None:
+    roster = Roster()
+    roster.resize(2, 0.5)
+    a = breaker_of(roster=roster, key="a")
+    trip(a, 0.0)
+    assert list(roster.not_closed) == ["a"]
+    a.forget()
+    assert not roster.not_closed
+    record(a, F, 10.0)
+    assert not roster.not_closed
+
+
+# --- modes and orders -----------------------------------------------------------------------------------------------
+
+
+def test_shadow_is_the_same_machine_that_refuses_nobody() -> None:
+    shadow, real = breaker_of(rule_of(mode="shadow")), breaker_of()
+    script = [(0.0, F)] * 8 + [(5.0, S)] * 3 + [(10.0, F), (12.0, S), (30.0, S), (30.0, S), (31.0, F)]
+    denied = 0
+    for now, result in script:
+        permit = real.acquire(now)
+        before = shadow.shadow_denied
+        shadowed = permitted(shadow, now)
+        assert shadow.passes
+        if isinstance(permit, Denied):
+            denied += 1
+            assert shadow.shadow_denied == before + 1
+            assert not shadowed.probe
+        else:
+            assert shadow.shadow_denied == before
+            assert real.record(permit, result, now, "x") == shadow.record(shadowed, result, now, "x")
+        assert shadow.state is real.state
+    assert denied > 0
+
+
+def test_shadow_results_of_the_unasked_change_nothing() -> None:
+    breaker = breaker_of(rule_of(mode="shadow"))
+    trip(breaker, 0.0)
+    unasked = permitted(breaker, 1.0)
+    breaker.record(unasked, S, 1.0)
+    probe = permitted(breaker, 10.0)
+    beside = permitted(breaker, 10.0)
+    assert probe.probe and not beside.probe
+    breaker.record(beside, F, 10.0)
+    assert breaker.state is HALF_OPEN
+
+
+def test_off_judges_nothing() -> None:
+    breaker = breaker_of(rule_of(mode="off", failure_ratio=0.1, min_requests=1))
+    feed(breaker, [F] * 100)
+    assert (breaker.state, breaker.generation, breaker.passes) == (CLOSED, 0, True)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "shadow", "off"])
+def test_an_order_to_open_refuses_in_every_mode_until_the_next_order(mode: Mode) -> None:
+    breaker = breaker_of(rule_of(mode=mode))
+    found = breaker.force("open", 1.0, "ann")
+    assert found is not None and (found.new, found.why, found.evidence) == (OPEN, "operator", "open by ann")
+    for now in (1.0, 11.0, 1e6):
+        assert breaker.acquire(now) == Denied(now + 10.0)
+        assert not breaker.can_probe(now) and breaker.probe_at(now) == math.inf
+    assert (breaker.by, breaker.passes) == ("ann", False)
+    found = breaker.force("close", 2e6, "bob")
+    assert found is not None and (found.old, found.new) == (OPEN, CLOSED)
+    assert breaker.passes
+
+
+@pytest.mark.parametrize(("action", "wait_s"), [("close", 40.0), ("reset", 10.0)])
+def test_close_remembers_how_often_it_tripped_and_reset_does_not(action: Action, wait_s: float) -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    record(breaker, F, 10.0)
+    breaker.force(action, 11.0, "ann")
+    assert breaker.state is CLOSED
+    trip(breaker, 12.0)
+    assert breaker.retry_at(12.0) - 12.0 == wait_s
+
+
+@pytest.mark.parametrize("action", ["close", "reset"])
+def test_closing_what_is_closed_forgets_its_failures_and_tells_nothing(action: Action) -> None:
+    breaker = breaker_of()
+    old = permitted(breaker, 0.0)
+    feed(breaker, [F] * 4)
+    assert breaker.force(action, 1.0, "ann") is None
+    breaker.record(old, F, 1.0)
+    feed(breaker, [F] * 4, 1.0)
+    assert breaker.state is CLOSED
+
+
+def test_an_order_passes_the_floor() -> None:
+    roster = Roster()
+    roster.resize(1, 1.0)
+    breaker = breaker_of(roster=roster)
+    assert breaker.force("open", 0.0, "ann") is not None
+
+
+def test_an_order_holds_a_breaker_that_was_open_already() -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    assert breaker.force("open", 1.0, "ann") is None
+    assert isinstance(breaker.acquire(1000.0), Denied)
+
+
+def test_a_probe_that_was_out_when_an_order_came_changes_nothing() -> None:
+    breaker, probe = half_open(rule_of(successes=1))
+    breaker.force("open", 11.0, "ann")
+    assert breaker.record(probe, S, 11.0) is None
+    assert breaker.state is OPEN
+
+
+# --- new rules ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_reload_keeps_state_generation_and_probes(state: State) -> None:
+    breaker = breaker_of()
+    if state is not CLOSED:
+        trip(breaker, 0.0)
+    if state is HALF_OPEN:
+        probe = permitted(breaker, 10.0)
+    before = breaker.generation
+    assert breaker.use_rule(rule_of(consecutive=7, successes=1), 10.0, lease_s=LEASE_S) is None
+    assert (breaker.state, breaker.generation) == (state, before)
+    if state is HALF_OPEN:
+        assert breaker.probes_out == 1
+        breaker.record(probe, S, 11.0)
+        assert breaker.state is CLOSED
+
+
+def test_a_reload_keeps_the_failures_counted() -> None:
+    breaker = breaker_of()
+    feed(breaker, [F] * 4)
+    breaker.use_rule(rule_of(consecutive=6), 0.0, lease_s=LEASE_S)
+    feed(breaker, [F])
+    assert breaker.state is CLOSED
+    feed(breaker, [F])
+    assert breaker.state is OPEN
+
+
+def test_a_shorter_longest_wait_shortens_the_wait_that_runs() -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    breaker.use_rule(rule_of(open_max_s=Seconds(2)), 1.0, lease_s=LEASE_S)
+    assert breaker.acquire(1.9) == Denied(2.0)
+    assert permitted(breaker, 2.0).probe
+
+
+def test_turning_it_off_closes_it() -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    found = breaker.use_rule(rule_of(mode="off"), 1.0, lease_s=LEASE_S)
+    assert found is not None and (found.old, found.new, found.why) == (OPEN, CLOSED, "mode_off")
+    assert breaker.passes
+
+
+def test_turning_it_off_leaves_an_order_standing() -> None:
+    breaker = breaker_of()
+    breaker.force("open", 0.0, "ann")
+    assert breaker.use_rule(rule_of(mode="off"), 1.0, lease_s=LEASE_S) is None
+    assert isinstance(breaker.acquire(1.0), Denied)
+
+
+def test_shadowing_an_open_breaker_lets_everybody_through_at_once() -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    assert breaker.use_rule(rule_of(mode="shadow"), 1.0, lease_s=LEASE_S) is None
+    assert (breaker.state, breaker.passes) == (OPEN, True)
+    permitted(breaker, 1.0)
+    breaker.use_rule(RULE, 2.0, lease_s=LEASE_S)
+    assert isinstance(breaker.acquire(2.0), Denied)
+
+
+def test_a_ratio_may_be_turned_on_and_off() -> None:
+    breaker = breaker_of(rule_of(consecutive=1000))
+    feed(breaker, [F] * 50)
+    on = rule_of(consecutive=1000, failure_ratio=0.5, min_requests=3)
+    breaker.use_rule(on, 0.0, lease_s=LEASE_S)
+    feed(breaker, [F] * 2)
+    assert breaker.state is CLOSED
+    breaker.use_rule(rule_of(consecutive=1000), 0.0, lease_s=LEASE_S)
+    feed(breaker, [F] * 50)
+    assert breaker.state is CLOSED
+    breaker.use_rule(on, 0.0, lease_s=LEASE_S)
+    feed(breaker, [F] * 3)
+    assert breaker.state is OPEN
+
+
+def test_unblemished_is_what_a_new_breaker_would_judge_the_same() -> None:
+    breaker = breaker_of(rule_of(failure_ratio=0.9, min_requests=100, window_s=Seconds(10)))
+    found = [breaker.unblemished]
+    # The success ends the row of failures, but the window remembers until it has passed.
+    for now, result in ((0.0, F), (0.0, S), (30.0, S)):
+        feed(breaker, [result], now)
+        found.append(breaker.unblemished)
+    trip(breaker, 30.0)
+    assert [*found, breaker.unblemished] == [True, False, False, True, False]
+
+
+# --- the whole machine ----------------------------------------------------------------------------------------------
+
+WHY = {
+    Event.TRIPPED: "consecutive",
+    Event.WAITED: "waited",
+    Event.PROVED: "proved",
+    Event.PROBE_FAILED: "probe_failed",
+    Event.ORDERED_OPEN: "operator",
+    Event.ORDERED_CLOSED: "operator",
+}
+Step = Callable[[Breaker], None]
+
+
+def _ended(result: Result) -> Step:
+    """An attempt at the earliest moment it may start, with that result."""
+
+    def step(breaker: Breaker) -> None:
+        now = max(breaker.since, breaker.retry_at(breaker.since))
+        permit = breaker.acquire(now)
+        if isinstance(permit, Permit):
+            breaker.record(permit, result, now, "x")
+
+    return step
+
+
+def _ordered(action: Action) -> Step:
+    return lambda breaker: void(breaker.force(action, breaker.since, "ann"))
+
+
+def _asked(breaker: Breaker) -> None:
+    breaker.acquire(breaker.retry_at(breaker.since))
+
+
+def void(_: object) -> None:
+    """A value that is not looked at."""
+
+
+STEPS: dict[str, Step] = {
+    **{f"ended {result.value}": _ended(result) for result in Result},
+    **{f"ordered {action}": _ordered(action) for action in ("open", "close", "reset")},
+    "asked": _asked,
+}
+
+
+def test_every_row_of_the_table_is_reached_and_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every history of up to five steps, from the start: the moves made are exactly the table's."""
+    made: set[tuple[State, Event, State]] = set()
+    moved = Breaker._move
+
+    def spy(self: Breaker, event: Event, now: float, why: str, evidence: str, by: str) -> Transition:
+        old, generation = self.state, self.generation
+        transition = moved(self, event, now, why, evidence, by)
+        assert (transition.old, transition.new) == (old, self.state)
+        assert transition.generation == self.generation == generation + 1
+        assert why == WHY[event]
+        made.add((old, event, self.state))
+        return transition
+
+    monkeypatch.setattr(Breaker, "_move", spy)
+    histories = deque[list[str]]([[]])
+    while histories:
+        history = histories.popleft()
+        breaker = breaker_of(rule_of(consecutive=2, successes=2))
+        for name in history:
+            STEPS[name](breaker)
+        if len(history) < 5:
+            histories.extend([*history, name] for name in STEPS)
+    assert made == {(old, event, new) for (old, event), new in TRANSITIONS.items()}
+
+
+def test_every_state_reaches_every_other() -> None:
+    edges: dict[State, set[State]] = {state: set() for state in State}
+    for (old, event), new in TRANSITIONS.items():
+        if event not in (Event.ORDERED_OPEN, Event.ORDERED_CLOSED):
+            edges[old].add(new)
+    assert all(edges.values()), "without an operator"
+    for start in State:
+        seen, todo = {start}, [start]
+        while todo:
+            for state in edges[todo.pop()] - seen:
+                seen.add(state)
+                todo.append(state)
+        assert seen == set(State)
+
+
+class Histories(RuleBasedStateMachine):
+    """Any history: permits kept, lost and given back late, clocks that jump, orders and new rules in between."""
+
+    @initialize(
+        probes=st.integers(1, 3),
+        successes=st.integers(1, 3),
+        consecutive=st.integers(1, 3),
+        ratio=st.sampled_from([0.0, 0.5]),
+        mode=st.sampled_from(["enforce", "enforce", "shadow"]),
+    )
+    def start(self, probes: int, successes: int, consecutive: int, ratio: float, mode: Mode) -> None:
+        self.rule = rule_of(
+            probes=probes,
+            successes=successes,
+            consecutive=consecutive,
+            failure_ratio=ratio,
+            min_requests=4,
+            mode=mode,
+        )
+        self.roster = Roster()
+        self.roster.resize(1, 0.0)
+        self.breaker = breaker_of(self.rule, self.roster)
+        self.now = self.latest = 0.0
+        self.held = False
+        self.out: list[Permit] = []
+        self.lent_until: dict[int, float] = {}
+        self.generation = 0
+
+    @rule(step=st.floats(0, 200))
+    def later(self, step: float) -> None:
+        self.now += step
+        self.latest = max(self.latest, self.now)
+
+    @rule(step=st.floats(0, 20))
+    def the_clock_goes_back(self, step: float) -> None:
+        self.now -= step
+
+    @rule()
+    def acquire(self) -> None:
+        breaker, now = self.breaker, self.now
+        before, could = breaker.state, breaker.can_probe(now)
+        probe_at, passes, denied = breaker.probe_at(now), breaker.passes, breaker.shadow_denied
+        assert could == (probe_at <= now)
+        answer = breaker.acquire(now)
+        if isinstance(answer, Denied):
+            assert not passes and not could
+            assert answer.retry_at > now
+            assert breaker.retry_at(now) > now or self.held
+            return
+        assert passes or could
+        assert answer.generation == breaker.generation
+        assert answer.probe == could == (before is not CLOSED and breaker.shadow_denied == denied)
+        if answer.probe:
+            live = [n for n, until in self.lent_until.items() if until > self.latest]
+            assert len(live) < self.rule.probes
+            self.lent_until[answer.id] = now + LEASE_S
+            assert (answer.moved is not None) == (before is OPEN)
+            assert breaker.state is HALF_OPEN
+        self.out.append(answer)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), result=st.sampled_from(Result), keep=st.booleans())
+    def record(self, data: st.DataObject, result: Result, keep: bool) -> None:
+        number = data.draw(st.integers(0, len(self.out) - 1))
+        permit = self.out[number] if keep else self.out.pop(number)
+        stale = permit.generation != self.breaker.generation
+        state, generation = self.breaker.state, self.breaker.generation
+        found = self.breaker.record(permit, result, self.now, "x")
+        if stale or result not in (S, F):
+            assert found is None
+        if found is None:
+            assert (self.breaker.state, self.breaker.generation) == (state, generation)
+        if not stale and permit.probe:
+            self.lent_until.pop(permit.id, None)
+
+    @rule(action=st.sampled_from(["open", "close", "reset"]))
+    def force(self, action: Action) -> None:
+        self.breaker.force(action, self.now, "ann")
+        self.held = action == "open"
+        assert self.breaker.state is (OPEN if self.held else CLOSED)
+
+    @rule(probes=st.integers(1, 3), open_max=st.floats(1, 100), mode=st.sampled_from(["enforce", "shadow", "off"]))
+    def new_rule(self, probes: int, open_max: float, mode: Mode) -> None:
+        self.rule = msgspec.structs.replace(self.rule, probes=probes, open_max_s=Seconds(open_max), mode=mode)
+        self.breaker.use_rule(self.rule, self.now, lease_s=LEASE_S)
+
+    @invariant()
+    def sane(self) -> None:
+        if not hasattr(self, "breaker"):
+            return
+        breaker = self.breaker
+        if breaker.generation != self.generation:
+            assert breaker.generation > self.generation
+            self.generation = breaker.generation
+            self.lent_until = {
+                permit.id: self.lent_until[permit.id]
+                for permit in self.out
+                if permit.probe and permit.generation == breaker.generation
+            }
+        assert (breaker.state is not CLOSED) == (breaker.key in self.roster.not_closed)
+        assert breaker.passes == (breaker.state is CLOSED or (self.rule.mode != "enforce" and not self.held))
+        if self.rule.mode == "off" and not self.held:
+            assert breaker.state is CLOSED
+
+    def teardown(self) -> None:
+        """Whatever happened, waiting and success close it again."""
+        if not hasattr(self, "breaker"):
+            return
+        if self.held:
+            self.breaker.force("close", self.now, "ann")
+        now = max(self.now, self.latest)
+        for _ in range(self.rule.successes + 1):
+            now = max(now, self.breaker.probe_at(now)) if self.breaker.state is not CLOSED else now
+            permit = permitted(self.breaker, now)
+            self.breaker.record(permit, S, now, "x")
+        assert self.breaker.state is CLOSED
+
+
+Histories.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestHistories = Histories.TestCase

@@ -1,0 +1,486 @@
+"""What is remembered of services, nodes, sessions and kinds of request, and what a reload leaves of it."""
+
+import msgspec
+import pytest
+
+from sidecar.core.breaker import FRESH, Denied, Permit, Scope, State
+from sidecar.core.fleet import (
+    LEASE_SLACK_S,
+    MAX_MODELS,
+    MAX_POOLS,
+    MAX_REQUEST_BREAKERS,
+    Fleet,
+    ServiceState,
+    Session,
+    matches,
+)
+from sidecar.kernel.ids import EndpointKey, SessionId
+from sidecar.kernel.outcome import Result
+from sidecar.policy.schema import (
+    Breakers,
+    Deadlines,
+    Endpoint,
+    Identity,
+    Mode,
+    NodeBreaker,
+    Overload,
+    RequestBreaker,
+    Retry,
+    Seconds,
+    Service,
+    SessionBreaker,
+    Snapshot,
+    Source,
+)
+from tests.core.build import RULE, fleet_of, permitted, record, service_of, snapshot_of, trip
+
+S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
+SESSION_RULE = SessionBreaker(consecutive=3, open_s=Seconds(30), max_sessions=100, idle_s=Seconds(600))
+S1 = SessionId("s1")
+
+
+def with_sessions(rule: SessionBreaker = SESSION_RULE, count: int = 2) -> Service:
+    return msgspec.structs.replace(service_of(count), breakers=Breakers(node=RULE, session=rule))
+
+
+def end(service: ServiceState, session: Session, result: Result, now: float) -> Permit | Denied:
+    """One request of a session that ends at once; what its breaker had said."""
+    answer = service.admit_session(session, now)
+    if isinstance(answer, Permit):
+        service.record_session(session, answer, result, now, "x")
+    return answer
+
+
+# --- services and models --------------------------------------------------------------------------------------------
+
+
+def named(name: str, *models: str) -> Service:
+    return Service(name=name, models=models, endpoints=(Endpoint(url="http://h:80"),))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("llama-8b", "small"),
+        ("llama-70b", "large"),
+        ("llama-70B", "llamas"),
+        ("qwen", "rest"),
+        ("", "llamas"),
+        ("x/y:z", "rest"),
+    ],
+)
+def test_an_exact_name_wins_and_globs_are_tried_in_order(model: str, expected: str) -> None:
+    fleet, _ = fleet_of(
+        named("llamas", "llama-*"), named("small", "llama-8b"), named("large", "llama-70b"), named("rest", "*")
+    )
+    for _ in range(2):
+        found = fleet.service_for(model)
+        assert found is not None and found.name == expected
+
+
+def test_a_model_that_nobody_has_is_unknown() -> None:
+    fleet, _ = fleet_of(named("a", "a-*"))
+    assert fleet.service_for("b") is None
+    assert fleet.service_for("b") is None
+    assert Fleet(lambda: 0.0).service_for("") is None
+
+
+def test_a_reload_forgets_which_service_a_model_had() -> None:
+    fleet, _ = fleet_of(named("a", "*"))
+    assert fleet.service_for("m") is fleet.services[fleet.service_for("m").name]  # type: ignore[union-attr]
+    fleet.apply(snapshot_of(named("b", "m"), named("a", "*")), 1.0)
+    found = fleet.service_for("m")
+    assert found is not None and found.name == "b"
+
+
+def test_model_names_that_clients_make_up_are_not_kept_for_ever() -> None:
+    fleet, service = fleet_of(named("a", "*"))
+    for number in range(3 * MAX_MODELS):
+        fleet.service_for(f"m{number}")
+        service.pool(f"m{number}", None)
+    assert len(fleet._by_model) <= MAX_MODELS
+    assert len(service._pools) <= MAX_POOLS
+
+
+@pytest.mark.parametrize(
+    ("globs", "model", "expected"),
+    [
+        (("*",), "anything", True),
+        (("*",), "", True),
+        ((), "m", False),
+        (("m",), "m", True),
+        (("m",), "M", False),
+        (("m?",), "m1", True),
+        (("m?",), "m", False),
+        (("[ab]-*",), "a-1", True),
+        (("org/*",), "org/model/sub", True),
+        (("m", "n"), "n", True),
+    ],
+)
+def test_globs(globs: tuple[str, ...], model: str, expected: bool) -> None:
+    assert matches(globs, model) is expected
+
+
+# --- pools ----------------------------------------------------------------------------------------------------------
+
+
+def keys(service: ServiceState, model: str, version: str | None = None) -> list[str]:
+    return [node.key for node in service.pool(model, version).nodes]  # type: ignore[arg-type]
+
+
+def test_a_node_serves_what_policy_and_engine_both_have() -> None:
+    _, service = fleet_of(
+        Service(
+            name="chat",
+            endpoints=(
+                Endpoint(url="http://a:80", models=("base", "sql-*")),
+                Endpoint(url="http://b:80"),
+                Endpoint(url="http://c:80"),
+            ),
+        )
+    )
+    service.nodes[EndpointKey("a:80")].models = frozenset({"base", "sql-lora", "other"})
+    service.nodes[EndpointKey("b:80")].models = frozenset({"base"})
+    assert keys(service, "base") == ["a:80", "b:80", "c:80"]
+    assert keys(service, "sql-lora") == ["a:80", "c:80"], "T20: b would answer with its base model"
+    assert keys(service, "other") == ["c:80"]
+    assert keys(service, "") == ["a:80", "b:80", "c:80"]
+    service.nodes[EndpointKey("c:80")].models = frozenset({"base"})
+    assert keys(service, "other") == []
+    assert service.pool("other", None).unknown_model
+    service.nodes[EndpointKey("b:80")].models = frozenset({"base", "other"})
+    assert keys(service, "other") == ["b:80"]
+    service.nodes[EndpointKey("c:80")].models = None
+    assert keys(service, "other") == ["b:80", "c:80"]
+
+
+def test_no_node_at_all_is_not_an_unknown_model() -> None:
+    _, service = fleet_of(service_of(2))
+    assert not service.pool("m", None).unknown_model
+    assert keys(service, "m", "v9") == []
+    assert not service.pool("m", "v9").unknown_model  # type: ignore[arg-type]
+
+
+def test_names_that_rule_nobody_out_share_one_pool() -> None:
+    _, service = fleet_of(service_of(3))
+    assert service.pool("made-up-1", None) is service.pool("made-up-2", None)
+
+
+def test_the_same_report_again_keeps_the_pools() -> None:
+    _, service = fleet_of(service_of(3))
+    node = service.nodes[EndpointKey("h1:80")]
+    node.models = frozenset({"m"})
+    pool = service.pool("m", None)
+    node.models = frozenset({"m"})
+    assert service.pool("m", None) is pool
+
+
+# --- reloads --------------------------------------------------------------------------------------------------------
+
+
+def test_endpoint_state_survives_a_reload() -> None:
+    fleet, service = fleet_of(service_of(3))
+    node = service.nodes[EndpointKey("h2:80")]
+    trip(node.breaker, 0.0)
+    node.in_flight, node.waiting, node.overload_until = 3, 4, 5.0
+    node.models = frozenset({"m"})
+    changed = msgspec.structs.replace(
+        service_of(4), deadlines=Deadlines(total_s=Seconds(5)), retry=Retry(budget_min=0, budget_ratio=0.0)
+    )
+    assert fleet.apply(Snapshot(version=2, services=(changed,)), 1.0) == []
+    assert fleet.service_for("m") is service
+    assert service.nodes[EndpointKey("h2:80")] is node
+    assert (node.breaker.state, node.in_flight, node.waiting, node.overload_until) == (State.OPEN, 3, 4, 5.0)
+    assert node.models == {"m"}
+    assert list(service.nodes) == ["h1:80", "h2:80", "h3:80", "h4:80"]
+    assert not service.budget.take(1.0)
+    assert service.lease_s == 5.0 + LEASE_SLACK_S
+
+
+def test_a_reload_gives_running_breakers_their_new_rules() -> None:
+    fleet, service = fleet_of(with_sessions())
+    node = service.nodes[EndpointKey("h1:80")]
+    record(node.breaker, F, 0.0)
+    session = service.session(S1, 0.0)
+    end(service, session, F, 0.0)
+    record(service.request_breaker("POST /x", 0.0), F, 0.0)
+    rules = Breakers(
+        node=msgspec.structs.replace(RULE, consecutive=2),
+        session=msgspec.structs.replace(SESSION_RULE, consecutive=2),
+        request=RequestBreaker(consecutive=2),
+    )
+    fleet.apply(snapshot_of(msgspec.structs.replace(service_of(2), breakers=rules)), 0.0)
+    record(node.breaker, F, 0.0)
+    end(service, session, F, 0.0)
+    record(service.request_breaker("POST /x", 0.0), F, 0.0)
+    assert session.breaker is not None
+    assert [b.state for b in (node.breaker, session.breaker, service.request_breaker("POST /x", 0.0))] == [
+        State.OPEN
+    ] * 3
+
+
+def test_a_reload_that_turns_breakers_off_says_which_it_closed() -> None:
+    fleet, service = fleet_of(service_of(2))
+    trip(service.nodes[EndpointKey("h1:80")].breaker, 0.0)
+    off = Breakers(node=NodeBreaker(mode="off"))
+    closed = fleet.apply(snapshot_of(msgspec.structs.replace(service_of(2), breakers=off)), 1.0)
+    assert [(t.key, t.old, t.new, t.why) for t in closed] == [("h1:80", State.OPEN, State.CLOSED, "mode_off")]
+
+
+def test_a_longer_deadline_lengthens_the_lease_of_probes() -> None:
+    fleet, service = fleet_of(msgspec.structs.replace(service_of(1), deadlines=Deadlines(total_s=Seconds(10))))
+    fleet.apply(snapshot_of(msgspec.structs.replace(service_of(1), deadlines=Deadlines(total_s=Seconds(100)))), 0.0)
+    breaker = service.nodes[EndpointKey("h1:80")].breaker
+    trip(breaker, 0.0)
+    permitted(breaker, 10.0)
+    assert breaker.probe_at(10.0) == 10.0 + 100.0 + LEASE_SLACK_S
+
+
+def test_a_dropped_endpoint_is_forgotten_and_counts_in_no_floor() -> None:
+    fleet, service = fleet_of(service_of(4, msgspec.structs.replace(RULE, min_closed_ratio=0.5)))
+    gone = service.nodes[EndpointKey("h4:80")]
+    trip(gone.breaker, 0.0)
+    fleet.apply(snapshot_of(service_of(3, msgspec.structs.replace(RULE, min_closed_ratio=0.5))), 1.0)
+    assert gone.draining
+    assert not service.roster.not_closed
+    assert (service.roster.size, service.roster.minimum) == (3, 1)
+    record(gone.breaker, F, 100.0)
+    assert not service.roster.not_closed
+    fleet.apply(snapshot_of(service_of(4)), 2.0)
+    back = service.nodes[EndpointKey("h4:80")]
+    assert back is not gone and back.breaker.state is State.CLOSED and not back.draining
+
+
+def test_an_endpoint_that_changes_version_keeps_its_state_and_changes_pool() -> None:
+    fleet, service = fleet_of(service_of(2))
+    assert keys(service, "m", "v1") == ["h1:80", "h2:80"]
+    moved = (Endpoint(url="http://h1:80"), Endpoint(url="http://h2:80", version="v2"))
+    fleet.apply(snapshot_of(msgspec.structs.replace(service_of(2), endpoints=moved)), 1.0)
+    assert (keys(service, "m", "v1"), keys(service, "m", "v2")) == (["h1:80"], ["h2:80"])
+
+
+def test_services_come_and_go() -> None:
+    fleet, service = fleet_of(named("a", "a"), named("b", "b"))
+    gone = next(iter(fleet.services["b"].nodes.values()))  # type: ignore[index]
+    fleet.apply(snapshot_of(named("c", "c"), named("a", "a")), 1.0)
+    assert list(fleet.services) == ["c", "a"]
+    assert fleet.service_for("a") is service
+    assert gone.draining
+
+
+def test_the_same_endpoint_in_two_services_is_two_nodes() -> None:
+    fleet, a = fleet_of(named("a", "a"), named("b", "b"))
+    b = fleet.service_for("b")
+    assert b is not None
+    a.nodes[EndpointKey("h:80")].breaker.force("open", 0.0, "ann")
+    assert b.nodes[EndpointKey("h:80")].breaker.state is State.CLOSED
+
+
+def test_identity_rules_follow_the_snapshot() -> None:
+    fleet, _ = fleet_of(service_of(1))
+    assert fleet.identifier.identify([(b"x-session-id", b"s")], "").session == "s"
+    identity = Identity(session=(Source(header="x-other"),))
+    fleet.apply(Snapshot(version=2, services=(service_of(1),), identity=identity), 1.0)
+    assert fleet.identifier.identify([(b"x-session-id", b"s")], "").session is None
+    assert fleet.identifier.identify([(b"x-other", b"s")], "").session == "s"
+
+
+# --- overload -------------------------------------------------------------------------------------------------------
+
+
+def test_overload_waits_as_asked_capped_and_the_later_wins() -> None:
+    overload = Overload(retry_after_default_s=Seconds(2), retry_after_cap_s=Seconds(60))
+    _, service = fleet_of(msgspec.structs.replace(service_of(1), overload=overload))
+    node = service.nodes[EndpointKey("h1:80")]
+    ends = []
+    for asked in (None, 1.0, 30.0, 5.0, 3600.0, 0.0):
+        service.overloaded(node, asked, 100.0)
+        ends.append(node.overload_until)
+    assert ends == [102.0, 102.0, 130.0, 130.0, 160.0, 160.0]
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_never_fails_has_no_breaker() -> None:
+    _, service = fleet_of(with_sessions())
+    session = service.session(S1, 0.0)
+    for result in (S, I, O, S):
+        assert end(service, session, result, 0.0) is FRESH
+    assert session.breaker is None
+
+
+def test_a_session_that_lived_its_failures_down_loses_its_breaker() -> None:
+    _, service = fleet_of(with_sessions())
+    session = service.session(S1, 0.0)
+    had = []
+    for result in (F, S, F, F):
+        end(service, session, result, 0.0)
+        had.append((session.breaker is not None, len(service._session_breakers)))
+    assert had == [(True, 1), (False, 0), (True, 1), (True, 1)]
+    assert isinstance(service.admit_session(session, 0.0), Permit)
+
+
+def test_a_permit_of_before_the_breaker_counts_in_it() -> None:
+    _, service = fleet_of(with_sessions())
+    session = service.session(S1, 0.0)
+    permits = [service.admit_session(session, 0.0) for _ in range(3)]
+    for permit in permits:
+        assert isinstance(permit, Permit)
+        service.record_session(session, permit, F, 0.0, "x")
+    assert session.breaker is not None and session.breaker.state is State.OPEN
+
+
+def test_a_poisonous_session_is_refused_alone_probes_once_and_closes_again() -> None:
+    """T27: context-length errors of one session; another session and the node are untouched."""
+    _, service = fleet_of(with_sessions())
+    s1, s2 = service.session(S1, 0.0), service.session(SessionId("s2"), 0.0)
+    node = service.nodes[EndpointKey("h1:80")]
+    for _ in range(3):
+        end(service, s1, F, 0.0)
+        record(node.breaker, I, 0.0)
+    for _ in range(10):
+        assert isinstance(end(service, s1, F, 1.0), Denied)
+        assert end(service, s2, S, 1.0) is FRESH
+        record(node.breaker, S, 1.0)
+    assert service.admit_session(s1, 1.0) == Denied(30.0)
+    assert node.breaker.state is State.CLOSED
+    probes = [service.admit_session(s1, 30.0) for _ in range(10)]
+    lent = [p for p in probes if isinstance(p, Permit)]
+    assert len(lent) == 1
+    found = service.record_session(s1, lent[0], S, 31.0)
+    assert found is not None and (found.scope, found.key, found.new) == (Scope.SESSION, "s1", State.CLOSED)
+    assert isinstance(end(service, s1, S, 31.0), Permit)
+    assert s1.breaker is not None, "it tripped once: its next wait is longer"
+
+
+def test_sessions_are_bounded_and_the_least_used_go_first() -> None:
+    """T27: 100k ids in a minute."""
+    fleet, service = fleet_of(with_sessions())
+    kept = fleet.session(service, S1, 0.0)
+    for number in range(5000):
+        made = fleet.session(service, SessionId(f"n{number}"), number / 100)
+        end(service, made, F, number / 100)
+        assert fleet.session(service, S1, number / 100) is kept
+        assert len(service.sessions) <= 100
+        assert len(service._session_breakers) <= 100
+    assert SessionId("n0") not in service.sessions and SessionId("n4999") in service.sessions
+
+
+def test_idle_sessions_are_forgotten() -> None:
+    fleet, service = fleet_of(with_sessions())
+    old = [fleet.session(service, SessionId(f"old{number}"), 0.0) for number in range(50)]
+    end(service, old[0], F, 0.0)
+    for number in range(25):
+        fleet.session(service, SessionId(f"new{number}"), 601.0)
+    assert len(service.sessions) == 25
+    assert not service._session_breakers
+    assert fleet.session(service, old[0].id, 601.0) is not old[0]
+
+
+def test_results_of_forgotten_sessions_leave_nothing_behind() -> None:
+    _, service = fleet_of(with_sessions(msgspec.structs.replace(SESSION_RULE, max_sessions=1)))
+    gone = service.session(S1, 0.0)
+    permit = service.admit_session(gone, 0.0)
+    assert isinstance(permit, Permit)
+    service.session(SessionId("s2"), 0.0)
+    assert service.record_session(gone, permit, F, 0.0) is None
+    assert not service._session_breakers
+    again = service.session(S1, 0.0)
+    end(service, again, F, 0.0)
+    assert service.record_session(gone, permit, F, 0.0) is None
+    assert list(service._session_breakers) == ["s1"]
+    assert service._session_breakers[S1] is again.breaker
+
+
+def test_a_smaller_bound_trims_at_the_reload() -> None:
+    fleet, service = fleet_of(with_sessions())
+    for number in range(100):
+        end(service, service.session(SessionId(f"n{number}"), 0.0), F, 0.0)
+    fleet.apply(snapshot_of(with_sessions(msgspec.structs.replace(SESSION_RULE, max_sessions=10))), 0.0)
+    assert list(service.sessions) == [f"n{number}" for number in range(90, 100)]
+    assert len(service._session_breakers) == 10
+
+
+@pytest.mark.parametrize(("mode", "refused"), [("enforce", True), ("shadow", False), ("off", False)])
+def test_modes_of_the_session_breaker(mode: Mode, refused: bool) -> None:
+    _, service = fleet_of(with_sessions(msgspec.structs.replace(SESSION_RULE, mode=mode)))
+    session = service.session(S1, 0.0)
+    answers = [end(service, session, F, 0.0) for _ in range(5)]
+    assert isinstance(answers[-1], Denied) == refused
+    assert (session.breaker is None) == (mode == "off")
+
+
+def test_the_same_session_in_two_services_is_two_sessions() -> None:
+    fleet, a = fleet_of(named("a", "a"), named("b", "b"))
+    b = fleet.service_for("b")
+    assert b is not None
+    assert fleet.session(a, S1, 0.0) is not fleet.session(b, S1, 0.0)
+
+
+# --- kinds of request -----------------------------------------------------------------------------------------------
+
+
+def test_kinds_of_request_are_bounded_and_the_least_used_go_first() -> None:
+    fleet, service = fleet_of(service_of(1))
+    kept = fleet.request_breaker(service, "POST /kept", 0.0)
+    for number in range(3 * MAX_REQUEST_BREAKERS):
+        fleet.request_breaker(service, f"POST /{number}", 0.0)
+        assert fleet.request_breaker(service, "POST /kept", 0.0) is kept
+    assert len(service.request_breakers) == MAX_REQUEST_BREAKERS
+
+
+def test_kinds_of_request_break_apart() -> None:
+    _, service = fleet_of(service_of(1))
+    for _ in range(10):
+        record(service.request_breaker("POST /a", 0.0), F, 0.0)
+    assert isinstance(service.request_breaker("POST /a", 0.0).acquire(0.0), Denied)
+    assert isinstance(service.request_breaker("POST /b", 0.0).acquire(0.0), Permit)
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+def test_views_show_every_node_and_what_else_ever_moved() -> None:
+    fleet, service = fleet_of(with_sessions())
+    end(service, service.session(SessionId("failed once"), 0.0), F, 0.0)
+    for _ in range(3):
+        end(service, service.session(S1, 5.0), F, 5.0)
+    service.request_breaker("POST /fine", 0.0)
+    fleet.override(Scope.REQUEST, "POST /fine", "close", 6.0, "ann")
+    trip(service.nodes[EndpointKey("h1:80")].breaker, 7.0)
+    views = {(v.scope, v.key): v for v in fleet.views(8.0)}
+    assert set(views) == {("node", "h1:80"), ("node", "h2:80"), ("session", "s1"), ("request", "POST /fine")}
+    session = views[Scope.SESSION, "s1"]
+    assert (session.state, session.version, session.since, session.why, session.by, session.retry_at) == (
+        State.OPEN,
+        1,
+        5.0,
+        "consecutive",
+        "",
+        35.0,
+    )
+    assert views[Scope.REQUEST, "POST /fine"].by == "ann"
+    assert views[Scope.NODE, "h1:80"].service == "chat"
+    assert [views[Scope.NODE, key].retry_at for key in ("h1:80", "h2:80")] == [17.0, 8.0]
+
+
+def test_orders_reach_every_scope_and_say_when_nobody_knows_the_key() -> None:
+    fleet, service = fleet_of(with_sessions())
+    service.session(S1, 0.0)
+    service.request_breaker("POST /a", 0.0)
+    for scope, key in ((Scope.NODE, "h1:80"), (Scope.SESSION, "s1"), (Scope.REQUEST, "POST /a")):
+        moved = fleet.override(scope, key, "open", 0.0, "ann")
+        assert moved is not None and [(t.scope, t.key, t.new) for t in moved] == [(scope, key, State.OPEN)]
+        assert fleet.override(scope, key, "open", 0.0, "ann") == []
+        assert fleet.override(scope, key + "x", "open", 0.0, "ann") is None
+    assert isinstance(service.admit_session(service.session(S1, 1.0), 1.0), Denied)
+    assert isinstance(service.request_breaker("POST /a", 1.0).acquire(1.0), Denied)
+    fleet.override(Scope.SESSION, "s1", "reset", 1.0, "ann")
+    assert isinstance(service.admit_session(service.session(S1, 1.0), 1.0), Permit)
+
+
+def test_an_order_on_an_endpoint_holds_in_every_service_that_has_it() -> None:
+    fleet, _ = fleet_of(named("a", "a"), named("b", "b"))
+    moved = fleet.override(Scope.NODE, "h:80", "open", 0.0, "ann")
+    assert moved is not None and [t.service for t in moved] == ["a", "b"]
