@@ -1,0 +1,173 @@
+"""What `sidecar demo` runs and says: three engines, a policy with waits short enough to watch, and one act.
+
+The act is the whole point of the project in half a minute: streams flow, one engine goes bad while its port and its
+/health stay well, its breaker opens on evidence, the others carry on, it recovers, a probe finds out.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from sidecar.demo.engine import Engine
+from sidecar.demo.script import Fault, Kind, Script
+
+COUNT = 3
+MODEL = "demo"
+WORKERS = 3
+ACT_S = 45.0
+"""Longest wait for a breaker to open or to close; a shown fault takes a few seconds each."""
+WARM_S = 1.0
+"""Traffic before the fault and after the recovery, so that there is something to compare."""
+
+CALM = Script(tokens=40, first_token_s=0.12, token_gap_s=0.03, models=(MODEL,))
+_POLL_S = 0.05
+_AFTER = 3
+_HARMLESS = frozenset({Kind.MALFORMED_EVENT, Kind.EXTRA_BYTES, Kind.STALE})
+
+
+@contextlib.asynccontextmanager
+async def engines(count: int = COUNT, script: Script = CALM) -> AsyncIterator[list[Engine]]:
+    """That many engines on free ports of this machine, alive while the context lasts."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Engine(script)) for _ in range(count)]
+
+
+def policy_text(upstreams: Sequence[Engine]) -> str:
+    """A policy file for these engines, its waits cut to what a watcher has patience for."""
+    endpoints = "\n".join(
+        f'      - {{url: "{engine.url}", node: engine-{at}}}' for at, engine in enumerate(upstreams, 1)
+    )
+    return f"""\
+apiVersion: sidecar/v1
+kind: Policy
+services:
+  - name: {MODEL}
+    endpoints:
+{endpoints}
+    deadlines: {{head: 2s, first_token: 2s, token_gap: 1s}}
+    breakers:
+      node: {{consecutive: 3, open: 3s, open_max: 12s, successes: 2}}
+identity:
+  session: [{{header: x-session-id}}]
+"""
+
+
+def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine]) -> str:
+    """What to try, as text to paste. `proxy` and `admin` are `host:port`; `admin` None where it is off."""
+    first = upstreams[0]
+    ask = '{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'
+    lines = [
+        f"The sidecar listens on {proxy}; {len(upstreams)} simulated engines stand behind it:",
+        *(f"  engine-{at}  {engine.url}" for at, engine in enumerate(upstreams, 1)),
+        "",
+        "Stream some tokens (the headers say which engine gave them):",
+        f"  curl -Ni http://{proxy}/v1/chat/completions -d '{ask}'",
+        "Make the first engine stall after three tokens, ask a few times, see its breaker open:",
+        f"""  curl {first.url}/_fault -d '{{"kind": "stall", "after": 3}}'""",
+    ]
+    if admin is not None:
+        lines += [f"  curl http://{admin}/breakers", f"  curl http://{admin}/metrics"]
+    lines += [
+        "Heal it; a probe finds out by itself:",
+        f"  curl -X DELETE {first.url}/_fault",
+        f"Other faults: {', '.join(kind.value for kind in Kind)}",
+        "Or watch it happen: sidecar demo --fault stall. Ctrl-C ends.",
+    ]
+    return "\n".join(lines)
+
+
+async def act(
+    fault: str,
+    upstreams: Sequence[Engine],
+    proxy_port: int,
+    states: Callable[[], Mapping[str, str]],
+    say: Callable[[str], None],
+) -> bool:
+    """Let the first engine have `fault` until its breaker opens, heal it, wait until it closes; True if both came.
+
+    `states` gives the node breakers' states by `host:port`; one never tripped may be absent. `fault` is a `Kind`
+    (ValueError otherwise). Takes about ten seconds, at most twice `ACT_S`; may be cancelled at any point and leaves
+    the engine healed.
+    """
+    kind = Kind(fault)
+    victim = upstreams[0]
+    key = f"{victim.host}:{victim.port}"
+    watch = _Watch(states, say)
+    results: Counter[str] = Counter()
+    async with asyncio.TaskGroup() as group:
+        workers = [group.create_task(_ask_for_ever(proxy_port, results)) for _ in range(WORKERS)]
+        try:
+            await asyncio.sleep(WARM_S)
+            say(
+                f"{results.total()} streams so far, all engines well; engine-1 ({key}) now has the fault `{kind.value}`"
+            )
+            victim.fail(Fault(kind, after=_AFTER, torn=kind in (Kind.CUT_RST, Kind.CUT_FIN)))
+            opened = await watch.until(key, "open")
+            if not opened:
+                say(f"no breaker opened within {ACT_S:.0f} s" + _why_not(kind))
+            victim.heal()
+            say("engine-1 is healed; its breaker lets a probe through when its wait is over")
+            closed = opened and await watch.until(key, "closed")
+            await asyncio.sleep(WARM_S)
+        finally:
+            victim.heal()
+            for worker in workers:
+                worker.cancel()
+    say("what the clients saw: " + ", ".join(f"{count} {what}" for what, count in results.most_common()))
+    return closed
+
+
+def _why_not(kind: Kind) -> str:
+    return ": this fault harms no stream, so it counts little or nothing" if kind in _HARMLESS else ""
+
+
+class _Watch:
+    """Says each change of a breaker once."""
+
+    def __init__(self, states: Callable[[], Mapping[str, str]], say: Callable[[str], None]) -> None:
+        self._states = states
+        self._say = say
+        self._known: dict[str, str] = {}
+
+    async def until(self, key: str, state: str) -> bool:
+        """True once the breaker of `key` is in `state`; False after ACT_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ACT_S):
+                while True:
+                    for name, now in self._states().items():
+                        if self._known.get(name, "closed") != now:
+                            self._say(f"breaker of {name}: {self._known.get(name, 'closed')} -> {now}")
+                        self._known[name] = now
+                    if self._known.get(key, "closed") == state:
+                        return True
+                    await asyncio.sleep(_POLL_S)
+        return False
+
+
+async def _ask_for_ever(port: int, results: Counter[str]) -> None:
+    while True:
+        results[await _ask(port)] += 1
+
+
+async def _ask(port: int) -> str:
+    """One stream, read to its end; what became of it, in words."""
+    body = b'{"model": "demo", "stream": true, "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: demo\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(head % len(body) + body)
+            answer = await reader.read(-1)
+        finally:
+            writer.close()
+    except OSError as exc:
+        await asyncio.sleep(_POLL_S)
+        return type(exc).__name__
+    status = answer[9:12].decode("latin-1")
+    if status != "200":
+        await asyncio.sleep(_POLL_S)
+        return f"refused with {status or 'nothing'}"
+    if b'"error"' in answer:
+        return "cut, and told so in band"
+    return "whole" if b"data: [DONE]" in answer else "cut in silence"

@@ -1,0 +1,124 @@
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+import pytest
+
+from sidecar.demo import show
+from sidecar.demo.engine import Engine
+from sidecar.demo.script import Kind, Script
+from sidecar.policy.load import load
+from tests.demo.requests import ask, post, refused, stream_for
+from tests.harness import connect
+
+QUICK = Script(models=("demo",), token_gap_s=0.001)
+
+
+async def test_engines_are_three_well_ones_and_end_with_the_context() -> None:
+    async with show.engines() as engines:
+        assert len({engine.port for engine in engines}) == 3
+        ports = [engine.port for engine in engines]
+    for port in ports:
+        assert await refused(port)
+
+
+async def test_policy_loads_without_a_warning_and_names_every_engine() -> None:
+    async with show.engines() as engines:
+        snapshot = load([("demo", show.policy_text(engines).encode())], 1)
+        assert not snapshot.warnings
+        (service,) = snapshot.services
+        assert [endpoint.url for endpoint in service.endpoints] == [engine.url for engine in engines]
+
+
+async def test_banner_names_addresses_and_every_fault() -> None:
+    async with show.engines(2) as engines:
+        text = show.banner("127.0.0.1:9400", "127.0.0.1:9401", engines)
+        for engine in engines:
+            assert engine.url in text
+        for word in ("http://127.0.0.1:9400/v1/chat/completions", "http://127.0.0.1:9401/breakers", *Kind):
+            assert word in text
+        assert "/breakers" not in show.banner("127.0.0.1:9400", None, engines)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "WARM_S", 0.03)
+
+
+class Judge:
+    """A stand-in for the sidecar's node breaker: open while the victim has a fault and has struck, else closed."""
+
+    def __init__(self, victim: Engine) -> None:
+        self.key = f"127.0.0.1:{victim.port}"
+        self._victim = victim
+        self._opened = False
+        self._half_open_polls = 3
+
+    def states(self) -> Mapping[str, str]:
+        if self._victim.script.fault is not None:
+            self._opened = self._opened or bool(self._victim.counters.struck) or not self._victim.counters.open
+            return {self.key: "open"} if self._opened else {}
+        if self._opened and self._half_open_polls:
+            self._half_open_polls -= 1
+            return {self.key: "half_open"}
+        return {self.key: "closed"}
+
+
+async def test_act_says_each_change_once_and_leaves_the_engine_healed() -> None:
+    said: list[str] = []
+    async with show.engines(1, QUICK) as engines:
+        judge = Judge(engines[0])
+        assert await show.act("status", engines, engines[0].port, judge.states, said.append)
+        assert engines[0].script.fault is None
+        async with connect(engines[0].port) as client:
+            body = ask(2, stream=True)
+            assert (await client.ask(post(body), b"POST")).body == stream_for(body, 2)
+    assert [line for line in said if line.startswith("breaker of")] == [
+        f"breaker of {judge.key}: closed -> open",
+        f"breaker of {judge.key}: open -> half_open",
+        f"breaker of {judge.key}: half_open -> closed",
+    ]
+    assert "whole" in said[-1] and "refused with 500" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        (Kind.IN_BAND_ERROR, "cut, and told so"),
+        (Kind.CUT_NO_TERMINATOR, "cut in silence"),
+        (Kind.RST_BEFORE_HEAD, "ConnectionResetError"),
+        (Kind.DIE, "ConnectionRefusedError"),
+    ],
+)
+async def test_act_says_what_clients_saw(kind: Kind, seen: str) -> None:
+    said: list[str] = []
+    async with show.engines(1, QUICK) as engines:
+        assert await show.act(kind, engines, engines[0].port, Judge(engines[0]).states, said.append)
+    assert seen in said[-1]
+
+
+async def test_act_without_an_opening_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "ACT_S", 0.1)
+    said: list[str] = []
+    async with show.engines(1, QUICK) as engines:
+        assert not await show.act("stale", engines, engines[0].port, dict, said.append)
+        assert engines[0].script.fault is None
+    assert any("no breaker opened" in line and "harms no stream" in line for line in said)
+
+
+async def test_cancelled_act_leaves_the_engine_healed() -> None:
+    async with show.engines(1, QUICK) as engines:
+        victim = engines[0]
+        task = asyncio.get_running_loop().create_task(show.act("hang", engines, victim.port, dict, lambda line: None))
+        while victim.counters.live < show.WORKERS:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert victim.script.fault is None
+
+
+async def test_act_with_an_unknown_fault_is_refused() -> None:
+    with pytest.raises(ValueError, match="sulk"):
+        await show.act("sulk", [], 1, dict, lambda line: None)
