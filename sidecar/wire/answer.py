@@ -7,10 +7,12 @@ event, or plain text.
 """
 
 import json
+from math import isfinite
 
 import msgspec
 
 from sidecar.wire.call import Api
+from sidecar.wire.lenient import python_json, read_as
 
 _TEXT_LIMIT = 512
 """Characters kept of an error's text: what classifies stands at its start, what follows is often the prompt."""
@@ -115,7 +117,7 @@ def read_error(body: bytes, *, soft: bool = True) -> AnswerError | None:
         lines = [line[5:].strip() for line in text.splitlines() if line.startswith(b"data:")]
         text = lines[0] if lines else text
     try:
-        parsed = json.loads(text)
+        parsed = python_json(text)
     except (ValueError, RecursionError):
         return AnswerError(text[:_TEXT_LIMIT].decode("utf-8", "replace")) if soft and text else None
     if isinstance(parsed, dict):
@@ -129,25 +131,11 @@ def error_in(parsed: dict[str, object], *, soft: bool) -> AnswerError | None:
     return _error_of(get("error"), get("object"), get("type"), get("code"), get("message"), get("detail"), soft=soft)
 
 
-def python_json(data: bytes) -> object:
-    """What Python's reader takes and the fast one does not: a BOM, UTF-16, NaN (read as null), lone surrogates.
-
-    Python's engines write and read all of them. Raises ValueError or RecursionError on what is no JSON even so.
-    """
-    return json.loads(data, parse_constant=_null)
-
-
-def _null(_: str) -> None:
-    return None
-
-
 def _decode(body: bytes) -> _Body:
     try:
         return _body(body)
-    except msgspec.ValidationError:
-        raise
     except msgspec.DecodeError:
-        return _body(json.dumps(python_json(body)))
+        return read_as(body, _Body)
 
 
 def usage_of(body: UsageBody | None, before: Usage | None = None) -> Usage | None:
@@ -163,7 +151,8 @@ def usage_of(body: UsageBody | None, before: Usage | None = None) -> Usage | Non
 
 
 def _whole(count: float | None) -> int | None:
-    return count if count is None else int(count)
+    # A float may be infinite: 1e400 is good JSON.
+    return int(count) if count is not None and isfinite(count) else None
 
 
 def error_from(value: object) -> AnswerError:

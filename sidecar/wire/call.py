@@ -6,13 +6,13 @@ and `5.0` are integers, `"true"` and `1` are booleans), because a sidecar that i
 clients that work.
 """
 
-import json
 from enum import StrEnum
 from types import MappingProxyType
 
 import msgspec
 
 from sidecar.kernel.errors import Reason, SidecarError
+from sidecar.wire.lenient import read_as
 
 
 class Api(StrEnum):
@@ -184,17 +184,12 @@ def _integer(name: str, value: _Number) -> int | None:
 
 
 def _lenient(body: bytes, cause: msgspec.DecodeError) -> _Body:
-    """What Python's own reader takes, Python's engines take: a BOM, UTF-16, NaN."""
     try:
-        return _body(json.dumps(json.loads(body, parse_constant=_null)))
+        return read_as(body, _Body)
     except msgspec.ValidationError as exc:
         raise _bad(_wording(exc)) from exc
     except (ValueError, RecursionError) as exc:
         raise _bad(f"the body is not valid JSON: {cause}") from exc
-
-
-def _null(_: str) -> None:
-    return None
 
 
 def _wording(exc: msgspec.ValidationError) -> str:

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
-from sidecar.wire.answer import AnswerError, Usage, UsageBody, error_from, error_in, python_json, read_error, usage_of
+from sidecar.wire.answer import AnswerError, Usage, UsageBody, error_from, error_in, read_error, usage_of
 from sidecar.wire.call import Api
+from sidecar.wire.lenient import python_json, read_as
 from sidecar.wire.sse import LIMIT_BYTES, SseReader
 
 _MAX_CHOICES = 4096
@@ -121,7 +122,7 @@ _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 class StreamReader:
     """Reads one answer's event stream.
 
-    `tokens`: token-bearing events. `events`: readable events, `[DONE]` and blank ones not counted; zero at the end is an
+    `tokens`: token-bearing events. `events`: readable ones, `[DONE]` and blanks not counted; zero at the end is an
     answer of nothing. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
     in-band error. `tool_call`: what came last belongs to a tool call, so the next gap may be longer.
     """
@@ -178,6 +179,11 @@ class StreamReader:
     def comments(self) -> int:
         """Comment lines: an engine's or gateway's keep-alive."""
         return self._sse.comments
+
+    @property
+    def pending(self) -> bool:
+        """Whether the bytes so far end within an event."""
+        return self._sse.pending
 
     @property
     def usage(self) -> Usage | None:
@@ -394,7 +400,7 @@ def _look_again(reader: StreamReader, kind: bytes, data: bytes, shape: type[_Sha
             reader.terminal = True
         return None
     try:
-        return msgspec.convert(python_json(text), shape)
+        return read_as(text, shape)
     except (ValueError, RecursionError):
         _unusual(reader, kind, data, told=False)
         return None
