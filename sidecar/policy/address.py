@@ -25,7 +25,7 @@ URL_PATTERN = (
     rf"|^https?://(\[[0-9A-Fa-f:.]+(%[0-9A-Za-z]+)?\]|{_BYTE}(\.{_BYTE}){{3}}|(?![0-9.]+(:|/|$)){_LABEL}(\.{_LABEL})*\.?)"
     rf"(:{_PORT})?/?$"
 )
-"""For the JSON Schema: what `parse_url` accepts, but for what an IPv6 address may be and how long a socket's path."""
+"""For the JSON Schema: what `parse_url` takes, but for the inside of IPv6 addresses and the lengths of names."""
 
 # sun_path of Linux holds 108 bytes with its closing NUL.
 UNIX_PATH_MAX_BYTES = 107
@@ -57,10 +57,10 @@ def parse_url(url: str) -> Address:
         raise ValueError("contains white space or control characters")
     if url.startswith("unix://"):
         return _unix(url.removeprefix("unix://"))
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError("has user information, which is not sent: write http://host:port")
     form = _URL.fullmatch(url)
     if form is None:
-        if "@" in url.partition("://")[2]:
-            raise ValueError("has user information, which is not sent: write http://host:port")
         raise ValueError("is not one of http://host:port, https://host:port, unix:///path")
     scheme, host, port, rest = form.groups()
     if rest not in ("", "/"):
@@ -81,10 +81,13 @@ def endpoint_key(url: str) -> EndpointKey:
 def parse_host(host: str) -> str:
     """A host name, IPv4 address or bracketed IPv6 address, in lower case without brackets; ValueError otherwise."""
     if host.startswith("["):
+        form = re.fullmatch(r"\[([^%]*)(%[0-9A-Za-z._-]+)?\]", host)
         try:
-            return str(ipaddress.IPv6Address(host[1:-1].partition("%")[0])) + "".join(host[1:-1].partition("%")[1:])
-        except ValueError as exc:
-            raise ValueError(f'has a host that is not an IPv6 address: "{host[:60]}"') from exc
+            if form is not None:
+                return str(ipaddress.IPv6Address(form[1])) + (form[2] or "")
+        except ValueError:
+            pass
+        raise ValueError(f'has a host that is not an IPv6 address: "{host[:60]}"')
     if not host:
         raise ValueError("has no host")
     if len(host) > 253 or _HOST.fullmatch(host) is None:

@@ -1,9 +1,9 @@
 """The JSON Schema of policy documents, for editors and CRDs; `python -m sidecar.policy.json_schema` prints it.
 
 Generated from the same types that the loader walks, by our own walk: `msgspec.json.schema` cannot say that a duration
-is text. It accepts what `load` accepts, and refuses what `load` refuses, but for what no schema can say: rules over
-several places (names defined once, endpoints once, fallbacks without loops, `open` within `open_max`, parts for versions
-that exist), and the two forms of a URL that its pattern does not follow (see `address.URL_PATTERN`).
+is text. It accepts what `load` accepts and refuses what `load` refuses, but for what no schema can say: rules over
+several places (names and endpoints given once, fallbacks without loops, `open` within `open_max`, parts for versions
+that exist), and what the pattern of a URL does not follow (see `address.URL_PATTERN`).
 """
 
 import inspect as python

@@ -3,12 +3,12 @@
 1. A file may hold several documents; files are taken in the order given, and a later document may not redefine a name.
 2. All faults of all files are told together. A file whose syntax breaks off still has its first documents judged.
 3. A CircuitBreakerPolicy is the mesh's word on one scope, and holds for every service, over what the service says; its
-   fallback is for services that name none.
+   fallback is for services that name none, unless it would lead back to them.
 4. A fallback that these files do not define is a warning and means none: the same object is handed to sidecars that
    know more services, and a policy that refuses to load serves nobody. A fallback to itself, or a loop, is a fault.
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from sidecar.policy.address import endpoint_key as endpoint_key
 from sidecar.policy.address import parse_url
 from sidecar.policy.check import check_fallbacks, check_identity, check_service, warnings_of
-from sidecar.policy.document import Mapping, Node, Scalar, documents
+from sidecar.policy.document import Mapping as MapNode
+from sidecar.policy.document import Node, Scalar, documents
 from sidecar.policy.errors import PolicyError, PolicyErrors, Step, path_of, quote
 from sidecar.policy.read import Reader, line_of
 from sidecar.policy.schema import (
@@ -37,7 +38,7 @@ __all__ = ["PolicyError", "PolicyErrors", "endpoint_key", "load", "single", "wit
 
 DEFAULT_SERVICE = "default"
 UPSTREAM_FLAG = "--upstream"
-KINDS = "Policy, CircuitBreakerPolicy"
+KINDS = "CircuitBreakerPolicy, Policy"
 
 
 def load(files: Sequence[tuple[str, bytes]], version: int) -> Snapshot:
@@ -69,7 +70,7 @@ def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
     if snapshot.services:
         service = snapshot.services[0]
     else:
-        service = _with_mesh(Service(name=DEFAULT_SERVICE), snapshot.mesh_breakers, {DEFAULT_SERVICE})
+        service = _with_mesh(Service(name=DEFAULT_SERVICE), snapshot.mesh_breakers)
     added = tuple(Endpoint(url=url, local=_is_local(url)) for url in upstreams)
     service = replace(service, endpoints=service.endpoints + added)
     faults = [_flag_error(f"{fault.message} ({path_of(fault.steps)})") for fault in check_service(service)]
@@ -154,8 +155,10 @@ class _Assembly:
         mesh = tuple(self._mesh.values())
         warnings: list[str] = []
         services = tuple(
-            _with_mesh(self._with_known_fallback(service, warnings), mesh, self._services)
-            for service in self._services.values()
+            _with_mesh(service, mesh)
+            for service in _with_mesh_fallbacks(
+                [self._with_known_fallback(service, warnings) for service in self._services.values()], mesh
+            )
         )
         self._warn(services, mesh, warnings)
         return Snapshot(
@@ -181,9 +184,9 @@ class _Assembly:
             case None:
                 reader.error(tree.line, "$", "expected a mapping with apiVersion and kind")
             case "":
-                reader.error(tree.line, "$.kind", f"missing; known are {KINDS}")
+                reader.error(tree.line, "$.kind", f"expected one of {KINDS}")
             case _:
-                reader.error(line_of(tree, "kind"), "$.kind", f"unknown kind {quote(kind)}; known are {KINDS}")
+                reader.error(line_of(tree, "kind"), "$.kind", f"expected one of {KINDS}, got {quote(kind)}")
 
     def _policy(self, file: str, tree: Node) -> None:
         errors: list[PolicyError] = []
@@ -249,8 +252,8 @@ class _Assembly:
                 warnings.append(f"{where}: there is no service {rule.fallback_service} to fall back to")
 
 
-def _with_mesh(service: Service, mesh: Sequence[MeshBreaker], names: Container[str]) -> Service:
-    """`service` under the mesh's rules; a rule's `open` longer than `open_max` raises that."""
+def _with_mesh(service: Service, mesh: Sequence[MeshBreaker]) -> Service:
+    """`service` under the mesh's numbers; an `open` longer than `open_max` raises that."""
     for rule in mesh:
         scope = rule.scope.lower()
         breaker: BreakerRule = getattr(service.breakers, scope)
@@ -260,15 +263,33 @@ def _with_mesh(service: Service, mesh: Sequence[MeshBreaker], names: Container[s
             open_s = Seconds(rule.timeout_s)
             breaker = replace(breaker, open_s=open_s, open_max_s=max(open_s, breaker.open_max_s))
         service = replace(service, breakers=replace(service.breakers, **{scope: breaker}))
-        fallback = rule.fallback_service
-        if not service.fallback and fallback in names and fallback != service.name:
-            service = replace(service, fallback=fallback)
     return service
+
+
+def _with_mesh_fallbacks(services: Sequence[Service], mesh: Sequence[MeshBreaker]) -> list[Service]:
+    """`services` with the mesh's fallback where they name none, unless it leads back to them by what others name."""
+    fallbacks = {service.name: service.fallback for service in services}
+    for rule in mesh:
+        for name, fallback in fallbacks.items():
+            if (
+                not fallback
+                and rule.fallback_service in fallbacks
+                and name not in _trail(rule.fallback_service, fallbacks)
+            ):
+                fallbacks[name] = rule.fallback_service
+    return [replace(service, fallback=fallbacks[service.name]) for service in services]
+
+
+def _trail(name: str, fallbacks: Mapping[str, str]) -> Iterator[str]:
+    """`name`, and where it falls back to in turn; `fallbacks` has no loop."""
+    while name:
+        yield name
+        name = fallbacks[name]
 
 
 def _kind(tree: Node) -> str | None:
     """What the document says it is: empty if it does not say, None if it is no mapping."""
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, MapNode):
         return None
     entry = tree.entries.get("kind")
     return entry[1].value if entry is not None and isinstance(entry[1], Scalar) else ""

@@ -1,0 +1,130 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.policy.address import UNIX_PATH_MAX_BYTES, URL_PATTERN, Address, endpoint_key, parse_url
+
+GOOD = {
+    "http://127.0.0.1:8000": ("http", "127.0.0.1", 8000, "127.0.0.1:8000"),
+    "http://127.0.0.1:8000/": ("http", "127.0.0.1", 8000, "127.0.0.1:8000"),
+    "http://localhost": ("http", "localhost", 80, "localhost:80"),
+    "https://engine.example.com": ("https", "engine.example.com", 443, "engine.example.com:443"),
+    "https://Engine-0.ENGINES.svc:8443": ("https", "engine-0.engines.svc", 8443, "engine-0.engines.svc:8443"),
+    "http://vllm_0.example.com.:1": ("http", "vllm_0.example.com.", 1, "vllm_0.example.com.:1"),
+    "http://[::1]:8000": ("http", "::1", 8000, "[::1]:8000"),
+    "http://[2001:DB8:0::1]": ("http", "2001:db8::1", 80, "[2001:db8::1]:80"),
+    "http://[fe80::1%eth0]:65535": ("http", "fe80::1%eth0", 65535, "[fe80::1%eth0]:65535"),
+    "http://10.0.0.1.nip.io": ("http", "10.0.0.1.nip.io", 80, "10.0.0.1.nip.io:80"),
+}
+BAD = {
+    "": "is not one of",
+    "127.0.0.1:8000": "is not one of",
+    "ftp://a": "is not one of",
+    "HTTP://a": "is not one of",
+    "http:/a": "is not one of",
+    "http://": "no host",
+    "http://:8000": "no host",
+    "http://a:": "port",
+    "http://a:0": "port 0",
+    "http://a:080": "port",
+    "http://a:65536": "port",
+    "http://a:-1": "port",
+    "http://a:+1": "port",
+    "http://a:\u0661": "port",
+    "http://a/v1": "path",
+    "http://a//": "path",
+    "http://a?x": "path",
+    "http://a#x": "path",
+    "http://u:p@a": "user information",
+    "http://u@a": "user information",
+    "http://a b": "white space",
+    "http://a\tb": "white space",
+    "http://a\n": "white space",
+    "http://a\x00": "white space",
+    "http://\x7f": "white space",
+    "http://a..b": "not a name",
+    "http://-a": "not a name",
+    "http://a-": "not a name",
+    "http://ä.de": "not a name",
+    "http://a\\b": "not a name",
+    "http://%61": "not a name",
+    "http://" + "a" * 64: "not a name",
+    "http://" + ".".join(["a" * 50] * 6): "not a name",
+    "http://1.2.3": "IPv4",
+    "http://1.2.3.256": "IPv4",
+    "http://1.2.3.04": "IPv4",
+    "http://2130706433": "IPv4",
+    "http://[::1": "not one of|host",
+    "http://[]": "IPv6",
+    "http://[1.2.3.4]": "IPv6",
+    "http://[::g]": "IPv6",
+    "http://[::1]x": "path",
+    "http://[fe80::1%]": "IPv6",
+    "http://[fe80::1%'a]": "IPv6",
+    "unix:/run/a.sock": "is not one of",
+    "unix://run/a.sock": "relative",
+    "unix://": "relative",
+    "unix:///": "directory",
+    "unix:///run/": "directory",
+    "unix:///" + "a" * UNIX_PATH_MAX_BYTES: "more than 107 bytes",
+}
+# Lengths, and the inside of an IPv6 address: the pattern leaves them to the parser.
+ONLY_THE_PARSER_KNOWS = {
+    "http://[1.2.3.4]",
+    "http://" + ".".join(["a" * 50] * 6),
+    "unix:///" + "a" * UNIX_PATH_MAX_BYTES,
+}
+
+
+@pytest.mark.parametrize(("url", "parts"), GOOD.items())
+def test_a_url_is_taken_apart_and_named(url: str, parts: tuple[str, str, int, str]) -> None:
+    address = parse_url(url)
+    assert (address.scheme, address.host, address.port, endpoint_key(url)) == parts
+    assert re.search(URL_PATTERN, url)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("unix:///run/vllm.sock", "/run/vllm.sock"), ("unix:///" + "a" * 106, "/" + "a" * 106), ("unix:///é", "/é")],
+)
+def test_a_socket_is_named_by_its_path(url: str, path: str) -> None:
+    assert parse_url(url) == Address("unix", "", 0, path)
+    assert endpoint_key(url) == path
+    assert re.search(URL_PATTERN, url)
+
+
+@pytest.mark.parametrize(("url", "why"), BAD.items())
+def test_a_url_that_nothing_can_connect_to_is_refused_with_the_reason(url: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_url(url)
+    assert re.fullmatch(URL_PATTERN, url) is None or url in ONLY_THE_PARSER_KNOWS
+
+
+@given(st.text() | st.text(alphabet="htps:/[]@?#.-_%0123456789abx \t\n", max_size=30).map("http://".__add__))
+def test_any_text_is_an_address_or_a_value_error(url: str) -> None:
+    try:
+        address = parse_url(url)
+    except ValueError:
+        return
+    assert parse_url(_url(address)) == address
+
+
+@given(st.from_regex(r"https?://[0-9a-f.]{1,12}(:[0-9]{1,6})?/?", fullmatch=True))
+def test_the_pattern_of_the_json_schema_says_what_the_parser_says(url: str) -> None:
+    try:
+        parse_url(url)
+        good = True
+    except ValueError:
+        good = False
+    assert (re.fullmatch(URL_PATTERN, url) is not None) == good
+
+
+def test_one_socket_has_one_name_however_it_is_written() -> None:
+    assert endpoint_key("http://A") == endpoint_key("http://a:80/") == "a:80"
+    assert endpoint_key("http://[0:0::1]:80") == endpoint_key("http://[::1]") == "[::1]:80"
+
+
+def _url(address: Address) -> str:
+    return f"unix://{address.path}" if address.scheme == "unix" else f"{address.scheme}://{address.key}"

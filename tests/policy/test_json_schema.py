@@ -1,0 +1,155 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from sidecar.policy.json_schema import json_schema, text
+from tests.policy.build import API, faults_of, mesh, policy
+from tests.policy.fields import Place, places
+
+FILE = Path(__file__).parents[2] / "policies" / "schema.json"
+VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+
+
+def valid(document: Any) -> bool:
+    return bool(VALIDATOR.is_valid(document))
+
+
+def loads(document: Any) -> bool:
+    return faults_of(document) == []
+
+
+def service(**fields: Any) -> dict[str, Any]:
+    return policy({"name": "s", **fields})
+
+
+def test_the_file_beside_the_policies_is_what_the_types_say() -> None:
+    assert FILE.read_text() == text(), "python -m sidecar.policy.json_schema > policies/schema.json"
+
+
+def test_the_module_prints_the_schema() -> None:
+    command = [sys.executable, "-m", "sidecar.policy.json_schema"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == text()
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(text()))
+
+
+# One document per rule that both know: what it is, and whether it is good.
+DOCUMENTS: list[tuple[Any, bool]] = [
+    (policy(), True),
+    (service(), True),
+    (mesh(), True),
+    (mesh("Node", failureThreshold=5, timeoutSeconds=0.5, fallbackService="x"), True),
+    (mesh("Node", failureThreshold=None, timeoutSeconds=None), True),
+    ({**mesh(), "metadata": {"name": "x", "namespace": "y"}}, True),
+    ({**mesh(), "metadata": {"name": "x", "labels": {"a/b": "c"}, "annotations": {"d": "e\nf"}}}, True),
+    (policy(ready_when="local", identity={"session": [], "tenant": []}, qos_policies=[]), True),
+    (policy(identity={"jwt": {"issuers": ["https://issuer"], "verified_by": "mesh"}}), True),
+    (service(split={"v1": 1, "v2": 0}, zone_decay=None), True),
+    (service(split={}, zone_decay={}), True),
+    (service(retry={"attempts": 3.0}), True),
+    *(
+        (service(endpoints=[{"url": url}]), True)
+        for url in ("http://a", "https://a.b:1/", "unix:///x", "http://[::1]:8")
+    ),
+    *((service(breakers={"request": {"key": key}}), True) for key in ("route", "header:x-kind")),
+    (policy(identity={"session": [{"header": "a"}, {"jwt_claim": "b"}, {"body": "user"}]}), True),
+    (policy(identity={"session": [{"header": "a", "body": ""}]}), True),
+    ({}, False),
+    ([], False),
+    ("Policy", False),
+    ({"apiVersion": API}, False),
+    ({"kind": "Policy"}, False),
+    ({"apiVersion": API, "kind": "CircuitBreakerPolicy"}, False),
+    ({**policy(), "nope": 1}, False),
+    ({**mesh(), "status": {}}, False),
+    (mesh("Pod"), False),
+    (policy({}), False),
+    (policy({"name": "a b"}), False),
+    (policy({"name": ""}), False),
+    (service(endpoints=[{}]), False),
+    (service(split={"v1": 0}), False),
+    (service(split={"v1": 0.0, "v2": 0}), False),
+    (service(split={"a b": 1}), False),
+    (service(split={"v1": "1"}), False),
+    *(
+        (service(endpoints=[{"url": url}]), False)
+        for url in ("", "a", "http://", "http://a/v1", "http://a:0", "unix://a")
+    ),
+    *((service(breakers={"request": {"key": key}}), False) for key in ("", "model", "header:", "header:a b")),
+    (policy(identity={"session": [{}]}), False),
+    (policy(identity={"session": [{"header": ""}]}), False),
+    (policy(identity={"session": [{"header": "a", "body": "user"}]}), False),
+    (policy(identity={"tenant": [{"body": "model"}]}), False),
+    (policy(identity={"jwt": {"verified_by": "us"}}), False),
+    (policy(identity={"jwt": {"issuers": [""]}}), False),
+    (service(deadlines=None), False),
+    (service(models="*"), False),
+]
+
+
+@pytest.mark.parametrize(("document", "good"), DOCUMENTS, ids=[json.dumps(document)[:90] for document, _ in DOCUMENTS])
+def test_schema_and_loader_agree_about_a_document(document: Any, good: bool) -> None:
+    assert (valid(document), loads(document)) == (good, good)
+
+
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    -1,
+    0.5,
+    3.5,
+    10**9,
+    1e300,
+    "",
+    "x",
+    "10s",
+    "0s",
+    "2h",
+    "a b",
+    "off",
+    [],
+    {},
+    [1],
+    {"a": 1},
+]
+
+
+@pytest.mark.parametrize("place", [pytest.param(place, id=place.id) for place in places()])
+def test_schema_and_loader_agree_about_every_field(place: Place) -> None:
+    for value in VALUES:
+        document = place.write(value)
+        if valid(document) != loads(document):
+            between = ("is longer than", "is of use with https", "is defined already")
+            messages = [message for _, message in faults_of(document)]
+            assert all(any(words in message for words in between) for message in messages), (value, messages)
+
+
+def test_what_only_the_loader_knows_is_what_the_docstring_says() -> None:
+    only = [
+        policy({"name": "a"}, {"name": "a"}),
+        service(endpoints=[{"url": "http://a"}, {"url": "http://a:80"}]),
+        policy({"name": "a", "fallback": "b"}, {"name": "b", "fallback": "a"}),
+        service(breakers={"node": {"open": "10m"}}),
+        service(endpoints=[{"url": "http://a"}], split={"v2": 1}),
+        service(endpoints=[{"url": "http://[1.2.3.4]"}]),
+    ]
+    assert [(valid(document), loads(document)) for document in only] == [(True, False)] * len(only)
+
+
+def test_every_object_is_closed_and_described() -> None:
+    kinds = json_schema()["$defs"]
+    assert len(kinds) > 20
+    for name, kind in kinds.items():
+        assert kind["additionalProperties"] is False, name
+        assert kind["description"], name
