@@ -348,16 +348,13 @@ class Engine:
         method, body = request.method, request.body
         try:
             if path == b"/_fault" and method == b"POST":
-                fault = msgspec.json.decode(body, type=Fault)
-                self._say(connection, request, 200, msgspec.json.encode(fault))
-                # Later, or a death would take this answer with it.
-                self.wheel.at(self.now(), lambda now: self.fail(fault))
+                script = msgspec.structs.replace(self._script, fault=msgspec.json.decode(body, type=Fault))
+                self._change(connection, request, script, msgspec.json.encode(script.fault))
                 return
             if path == b"/_script" and method == b"POST":
                 merged = {**msgspec.to_builtins(self._script), **msgspec.json.decode(body, type=dict[str, object])}
                 script = msgspec.convert(merged, Script)
-                self._say(connection, request, 200, msgspec.json.encode(script))
-                self.wheel.at(self.now(), lambda now: setattr(self, "script", script))
+                self._change(connection, request, script, msgspec.json.encode(script))
                 return
         except msgspec.MsgspecError as exc:
             self._say(connection, request, 400, error_body(400, str(exc)))
@@ -375,6 +372,14 @@ class Engine:
             self._say(connection, request, 200, body, b"application/octet-stream")
         else:
             self._say(connection, request, 404, b'{"detail":"Not Found"}')
+
+    def _change(self, connection: Connection, request: Request, script: Script, answer: bytes) -> None:
+        if script.fault is not None and script.fault.kind is Kind.DIE:
+            # After the answer, which it would take along.
+            self.wheel.at(self.now(), lambda now: setattr(self, "script", script))
+        else:
+            self.script = script
+        self._say(connection, request, 200, answer)
 
     def _metrics(self) -> bytes:
         counters = self.counters
