@@ -1,11 +1,10 @@
-"""What every test runs on: uvloop, as in service, and an alarm for blocking calls made by the sidecar's own code."""
+"""What every async test runs on: uvloop, as in service."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
-from blockbuster import blockbuster_ctx
 
 
 def pytest_asyncio_loop_factories(
@@ -13,13 +12,3 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop of async tests."""
     return {"uvloop": uvloop.new_event_loop}
-
-
-@pytest.fixture(autouse=True)
-def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Blocking calls under a frame of `sidecar` raise while an async test runs; sync tests pay nothing."""
-    if request.node.get_closest_marker("asyncio") is None:
-        yield
-        return
-    with blockbuster_ctx("sidecar"):
-        yield

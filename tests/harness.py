@@ -487,10 +487,14 @@ class Upstream:
                 await task
         for peer in self._peers:
             await peer.abort()
+        if self._failures:
+            raise self._failures[0]
         if error is None:
-            if self._failures:
-                raise self._failures[0]
             assert self.half_closes == 0, "an upstream socket was half-closed: FIN, and still held open"
+
+    async def listen_again(self) -> None:
+        """Takes connections again on the same port, after `stop_listening` or `die`."""
+        await self.__aenter__()
 
     def stop_listening(self) -> None:
         """New connects are refused from now on; accepted connections live on."""
@@ -564,6 +568,30 @@ def turns(*scripts: Script) -> Script:
         await script(peer)
 
     return play
+
+
+def one_by_one(*behaviours: Script) -> Script:
+    """A script: each request, on whatever connection, is answered by the next behaviour; the last one repeats."""
+    count = 0
+
+    async def play(peer: Peer) -> None:
+        nonlocal count
+        while True:
+            await peer.request()
+            behaviour = behaviours[min(count, len(behaviours) - 1)]
+            count += 1
+            await behaviour(peer)
+
+    return play
+
+
+def says(data: bytes) -> Script:
+    """A behaviour: sends `data`."""
+
+    async def behave(peer: Peer) -> None:
+        await peer.send(data)
+
+    return behave
 
 
 def response(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from blockbuster import blockbuster_ctx
 
 from sidecar.core.breaker import State
 from sidecar.main import Running, serving
@@ -122,8 +123,10 @@ async def sidecar(
         "access_log": "off",
     }
     async with serving(Settings(**(chosen | settings)), snapshot) as running:  # type: ignore[arg-type]
-        yield Sidecar(running)
-        await nothing_held(running)
+        # Start and end may read files; nothing between them may block the loop.
+        with blockbuster_ctx("sidecar"):
+            yield Sidecar(running)
+            await nothing_held(running)
 
 
 @contextlib.asynccontextmanager
@@ -133,10 +136,18 @@ async def relayed(
     """The plain bench: one upstream that plays `script`, the sidecar, one client; both ends split or not."""
     async with (
         Upstream(script, split=split) as upstream,
-        sidecar(upstream, **settings) as proxy,
+        sidecar(upstream, **settings) as proxy,  # type: ignore[arg-type]
         proxy.client(split=split) as client,
     ):
         yield upstream, proxy, client
+
+
+@contextlib.asynccontextmanager
+async def behind(script: Script, **changes: object) -> AsyncIterator[tuple[Upstream, Sidecar]]:
+    """One upstream that plays `script`, behind a sidecar whose plain service is changed as given."""
+    plan = {"name": "default"} | changes
+    async with Upstream(script) as upstream, sidecar(service(upstream, **plan)) as proxy:  # type: ignore[arg-type]
+        yield upstream, proxy
 
 
 async def nothing_held(running: Running) -> None:

@@ -41,10 +41,10 @@ async def test_bad_head_is_a_bad_gateway_and_its_connection_ends(bad: bytes, inf
         await peer.send(bad)
         await peer.gone()
 
-    async with relayed(turns(play, answers(json_answer(b"{}"))), split) as (upstream, _, client):
+    async with relayed(turns(play, answers(json_answer(COMPLETION))), split) as (upstream, _, client):
         got = await client.ask(chat(stream=False) if inference else request(), b"POST" if inference else b"GET")
         assert (got.status, got.header(b"x-sidecar-reason")) == (502, b"upstream_protocol")
-        assert (await client.ask(request())).body == b"{}"
+        assert (await client.ask(request())).body == COMPLETION
         assert len(upstream.connections) == 2
 
 

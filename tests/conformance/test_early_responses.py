@@ -19,19 +19,17 @@ async def test_upload_and_answer_run_side_by_side(split: bool) -> None:
             await peer.line()
             await peer.send(chunked())
 
-    async with relayed(echo, split) as (upstream, _, client):
-        for _ in range(2):
-            await client.send(UPLOAD)
-            assert (await client.response_head()).status == 200
-            for number in range(5):
-                await client.send(chunked(b"part %d" % number, end=False))
-                got = b""
-                while len(got) < 6:
-                    got += await client.chunk()
-                assert got == b"part %d" % number
-            await client.send(chunked())
-            assert await client.chunk() == b"" and await client.line() == b""
-        assert len(upstream.connections) == 1
+    async with relayed(echo, split) as (_, _, client):
+        await client.send(UPLOAD)
+        assert (await client.response_head()).status == 200
+        for number in range(5):
+            await client.send(chunked(b"part %d" % number, end=False))
+            got = b""
+            while len(got) < 6:
+                got += await client.chunk()
+            assert got == b"part %d" % number
+        await client.send(chunked())
+        assert await client.chunk() == b"" and await client.line() == b""
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"413 Too Large", b"500 Oh"], ids=lambda status: status[:3].decode())
@@ -103,17 +101,21 @@ async def test_answer_that_begins_early_is_passed_on_as_it_comes(split: bool) ->
     async with relayed(play, split) as (_, _, client):
         await client.send(UPLOAD + chunked(b"a", end=False))
         assert (await client.response_head()).status == 200
-        await client.seen(b"begun")
+        got = b""
+        while got != b"begun":
+            got += await client.chunk()
         await client.send(chunked(b"b"))
-        await client.seen(b" and done\r\n0\r\n\r\n")
+        while part := await client.chunk():
+            got += part
+        assert got == b"begun and done"
 
 
 async def test_upload_that_the_client_gives_up_ends_the_exchange(split: bool) -> None:
     async def play(peer: Peer) -> None:
         await peer.request_head()
-        await peer.chunk()
         with pytest.raises(Gone):
-            await peer.chunk()
+            while await peer.chunk():
+                pass
         await peer.gone()
 
     async with relayed(play, split) as (upstream, _, client):

@@ -4,7 +4,7 @@ import pytest
 
 from sidecar.policy.schema import Limits
 from tests.harness import Peer, Upstream, chunked, request, response
-from tests.under_test import CHAT, JSON, json_answer, refusal, relayed, service, sidecar
+from tests.under_test import CHAT, COMPLETION, JSON, json_answer, refusal, relayed, service, sidecar
 
 EXPECT = b"Expect: 100-continue"
 UPLOAD = b"POST /upload HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\n"
@@ -126,7 +126,7 @@ async def test_held_body_is_asked_for_by_us(head: bytes, body: bytes, split: boo
             asked = await peer.request()
             assert asked.body == BODY
             assert asked.values(b"expect") == [], "nothing is left to expect"
-            await peer.send(json_answer(b"{}"))
+            await peer.send(json_answer(COMPLETION))
 
     async with relayed(play, split) as (upstream, _, client):
         for turn in range(2):
@@ -143,7 +143,7 @@ async def test_held_body_may_come_unasked(head: bytes, body: bytes, split: bool)
     async def play(peer: Peer) -> None:
         while True:
             assert (await peer.request()).body == BODY
-            await peer.send(json_answer(b"{}"))
+            await peer.send(json_answer(COMPLETION))
 
     async with relayed(play, split) as (_, _, client):
         for _ in range(2):

@@ -8,9 +8,11 @@ import pytest
 
 from tests.harness import Client, Peer, Upstream, Wire, chunked, eventually, kernel_holds, request, response
 from tests.under_test import (
+    COMPLETION,
     ROLE,
     Sidecar,
     chat,
+    json_answer,
     relayed,
     sidecar,
     stream_head,
@@ -170,7 +172,7 @@ async def test_flood_of_pipelined_requests_is_stopped(inference: bool) -> None:
         while True:
             await peer.request()
             await open_gate.wait()
-            await peer.send(response(b"{}", headers=[b"content-type: application/json"]))
+            await peer.send(json_answer(COMPLETION))
 
     one = chat(stream=False, text="x" * 1000) if inference else request(b"/" + b"x" * 1000)
     count = 16_000

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness import Message, answers, request, response
-from tests.under_test import chat, json_answer, relayed
+from tests.under_test import COMPLETION, chat, json_answer, relayed
 
 ADDED_UP = {b"x-forwarded-for", b"x-forwarded-proto", b"x-request-id"}
 ADDED_DOWN = {b"x-request-id", b"x-sidecar-endpoint", b"x-sidecar-version", b"x-sidecar-attempts"}
@@ -77,7 +77,7 @@ async def test_request_headers_cross_in_order_and_verbatim(inference: bool, spli
         b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ]
     sent_bytes = chat(headers=lines, stream=False) if inference else request(headers=lines)
-    async with relayed(answers(json_answer(b"{}")), split) as (upstream, _, client):
+    async with relayed(answers(json_answer(COMPLETION)), split) as (upstream, _, client):
         await client.ask(sent_bytes, b"POST" if inference else b"GET")
         [sent] = upstream.requests
         host = [(b"Host", b"engine.test")]
@@ -196,7 +196,7 @@ async def test_response_heads_cross_verbatim_and_sidecar_headers_are_ours(infere
         b'ETag: "x"',
     ]
     forged = [b"X-Sidecar-Endpoint: forged", b"x-sidecar-reason: forged"]
-    async with relayed(answers(response(b"{}", status=b"200 Very Fine", headers=[*lines, *forged])), split) as (
+    async with relayed(answers(response(COMPLETION, status=b"200 Very Fine", headers=[*lines, *forged])), split) as (
         upstream,
         _,
         client,

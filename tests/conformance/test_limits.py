@@ -4,7 +4,7 @@ import pytest
 
 from sidecar.policy.schema import Limits
 from tests.harness import Client, Peer, Upstream, answers, chunked, request, response
-from tests.under_test import CHAT, JSON, json_answer, refusal, relayed, service, sidecar
+from tests.under_test import CHAT, COMPLETION, JSON, json_answer, refusal, relayed, service, sidecar
 
 LIMIT = 1024
 HEAD_LIMIT = 64 << 10
@@ -32,7 +32,7 @@ def body_of(size: int) -> bytes:
 )
 async def test_held_body_over_the_limit_is_refused(data: bytes, split: bool) -> None:
     async with (
-        Upstream(answers(json_answer(b"{}")), split=split) as upstream,
+        Upstream(answers(json_answer(COMPLETION)), split=split) as upstream,
         sidecar(service(upstream, limits=Limits(body_bytes=LIMIT))) as proxy,
         proxy.client(split=split) as client,
     ):
@@ -46,7 +46,7 @@ async def test_held_body_over_the_limit_is_refused(data: bytes, split: bool) -> 
 
 async def test_refused_body_is_no_request_even_if_it_looks_like_one() -> None:
     async with (
-        Upstream(answers(json_answer(b"{}"))) as upstream,
+        Upstream(answers(json_answer(COMPLETION))) as upstream,
         sidecar(service(upstream, limits=Limits(body_bytes=LIMIT))) as proxy,
         proxy.client() as client,
     ):
@@ -58,7 +58,7 @@ async def test_refused_body_is_no_request_even_if_it_looks_like_one() -> None:
 
 async def test_client_that_goes_on_sending_still_reads_its_413() -> None:
     async with (
-        Upstream(answers(json_answer(b"{}"))) as upstream,
+        Upstream(answers(json_answer(COMPLETION))) as upstream,
         sidecar(service(upstream, limits=Limits(body_bytes=LIMIT))) as proxy,
         proxy.client() as client,
     ):
@@ -79,7 +79,7 @@ async def test_held_body_up_to_the_limit_is_relayed(size: int, framing: str, spl
     if framing == "length":
         data = held(b"Content-Length: %d" % size, body)
     async with (
-        Upstream(answers(json_answer(b"{}")), split=split) as upstream,
+        Upstream(answers(json_answer(COMPLETION)), split=split) as upstream,
         sidecar(service(upstream, limits=Limits(body_bytes=LIMIT))) as proxy,
         proxy.client(split=split) as client,
     ):

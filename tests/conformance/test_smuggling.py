@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness import Peer, answers, request, response
-from tests.under_test import CHAT, JSON, json_answer, relayed
+from tests.under_test import CHAT, COMPLETION, JSON, json_answer, relayed
 
 HOST = b"Host: engine.test\r\n"
 TE = b"Transfer-Encoding: chunked\r\n"
@@ -244,7 +244,7 @@ async def test_bytes_after_a_request_are_not_its_body(rest: bytes, split: bool) 
 
 async def test_names_that_only_resemble_framing_frame_nothing(split: bool) -> None:
     lines = [b"Content_Length: 100", b"Transfer_Encoding: chunked", b"X-Content-Length: 7", b"Content-Lengthy: 9"]
-    async with relayed(answers(json_answer(b"{}")), split) as (upstream, _, client):
+    async with relayed(answers(json_answer(COMPLETION)), split) as (upstream, _, client):
         for _ in range(2):
             assert (await client.ask(request(method=b"PUT", headers=lines, body=b"12345"), b"PUT")).status == 200
         assert [sent.body for sent in upstream.requests] == [b"12345"] * 2

@@ -1,4 +1,4 @@
-"""Engines behind unix sockets and TLS, and TLS on our own listener: the same bytes, and no peer that was not proved."""
+"""Engines plan unix sockets and TLS, and TLS on our own listener: the same bytes, and no peer that was not proved."""
 
 import datetime
 import ipaddress
@@ -98,8 +98,8 @@ async def test_engines_behind_other_sockets(kind: str, split: bool, tmp_path: Pa
     place = tmp_path / "engine.sock" if kind == "unix" else None
     tls = certificates.server() if kind == "https" else None
     async with Upstream(_serve, split=split, unix=place, tls=tls) as upstream:
-        behind = service(endpoint(upstream, tls_ca=str(certificates.ca) if tls else ""))
-        async with sidecar(behind) as proxy, proxy.client(split=split) as client:
+        plan = service(endpoint(upstream, tls_ca=str(certificates.ca) if tls else ""))
+        async with sidecar(plan) as proxy, proxy.client(split=split) as client:
             got = await client.ask(request(method=b"POST", body=b"hello"), b"POST")
             assert got.body == b"hello"
             assert got.header(b"x-sidecar-endpoint") == upstream.key.encode()
@@ -116,8 +116,8 @@ async def test_large_bodies_cross_other_sockets(kind: str, tmp_path: Path, certi
     place = tmp_path / "engine.sock" if kind == "unix" else None
     tls = certificates.server() if kind == "https" else None
     async with Upstream(_serve, unix=place, tls=tls) as upstream:
-        behind = service(endpoint(upstream, tls_ca=str(certificates.ca) if tls else ""))
-        async with sidecar(behind) as proxy:
+        plan = service(endpoint(upstream, tls_ca=str(certificates.ca) if tls else ""))
+        async with sidecar(plan) as proxy:
             assert (await proxy.once(request(method=b"POST", body=BIG))).body == BIG
 
 
@@ -129,8 +129,8 @@ async def test_leaving_frees_other_sockets(kind: str, tmp_path: Path, certificat
     place = tmp_path / "engine.sock" if kind == "unix" else None
     tls = certificates.server() if kind == "https" else None
     async with Upstream(play, unix=place, tls=tls) as upstream:
-        behind = service(endpoint(upstream, tls_ca=str(certificates.ca) if tls else ""))
-        async with sidecar(behind) as proxy, proxy.client() as client:
+        plan = service(endpoint(upstream, tls_ca=str(certificates.ca) if tls else ""))
+        async with sidecar(plan) as proxy, proxy.client() as client:
             await client.send(chat())
             await eventually(lambda: bool(upstream.requests), "the request upstream")
             client.close()
