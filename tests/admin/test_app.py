@@ -318,6 +318,25 @@ async def test_stop_waits_for_no_idle_client_and_frees_the_port() -> None:
         assert again == admin.port
 
 
+async def test_page_that_hangs_holds_the_stop_up_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(StillFacts):
+        async def exposition(self) -> tuple[bytes, str]:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    asked = asyncio.Event()
+    monkeypatch.setattr("sidecar.admin.app.STOP_S", 0.05)
+    async with asyncio.timeout(5), contextlib.AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(door(Hanging(snapshot())))
+        reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asked.wait()
+        await stack.aclose()
+        assert await reader.read() == b""
+        writer.close()
+
+
 async def test_page_that_fails_is_500_and_the_next_works(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(StillFacts):
         async def exposition(self) -> tuple[bytes, str]:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.core.breaker import Scope
@@ -10,6 +11,7 @@ from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.telemetry.labels import OTHER
+from sidecar.telemetry.live import NODE_METRICS
 from sidecar.telemetry.metrics import CONTENT_TYPE, INFERENCE_PATHS, SLICE, Metrics
 from tests.telemetry.records import NODE, attempt, fleet_of, request, scrape, snapshot, total, transition, value
 
@@ -193,11 +195,15 @@ async def test_what_returns_to_the_policy_counts_from_nought() -> None:
     metrics = Metrics()
     fleet = fleet_of(NODE)
     metrics.attempt(attempt())
-    fleet.apply(snapshot("10.0.0.9:8000"), 1.0)
+    metrics.request(request())
+    fleet.apply(snapshot("10.0.0.9:8000", service="other"), 1.0)
     metrics.retain(fleet)
-    assert await total(metrics, "sidecar_attempts_total") == 0
+    for family in ("sidecar_attempts_total", "sidecar_requests_total"):
+        assert await total(metrics, family) == 0
     metrics.attempt(attempt())
-    assert await total(metrics, "sidecar_attempts_total") == 1
+    metrics.request(request())
+    for family in ("sidecar_attempts_total", "sidecar_requests_total"):
+        assert await total(metrics, family) == 1
 
 
 async def test_requests_that_no_service_took_survive_a_reload() -> None:
@@ -231,13 +237,18 @@ async def test_names_follow_the_conventions() -> None:
             assert family.name.endswith("_seconds"), family.name
 
 
-async def test_loop_goes_on_during_a_scrape() -> None:
+async def test_loop_goes_on_during_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
     keys = [f"10.0.{number // 250}.{number % 250}:8000" for number in range(3 * SLICE)]
-    fleet = fleet_of(*keys)
-    metrics.watch_fleet(fleet, lambda: 0.0)
+    metrics.watch_fleet(fleet_of(*keys), lambda: 0.0)
     turns = 0
+    turns_before_the_thread = 0
     done = False
+
+    def process(registry: CollectorRegistry) -> bytes:
+        nonlocal turns_before_the_thread
+        turns_before_the_thread = turns
+        return b""
 
     async def other() -> None:
         nonlocal turns
@@ -245,14 +256,15 @@ async def test_loop_goes_on_during_a_scrape() -> None:
             turns += 1
             await asyncio.sleep(0)
 
+    monkeypatch.setattr("sidecar.telemetry.metrics.generate_latest", process)
     async with asyncio.TaskGroup() as group:
         group.create_task(other())
         await asyncio.sleep(0)
         turns = 0
         body, _ = await metrics.render()
         done = True
-    # The fleet's figures alone are eight slices of lines.
-    assert turns > 8
+    # Three slices of endpoints, and as many of lines for each of their figures.
+    assert turns_before_the_thread >= 3 * (1 + len(NODE_METRICS))
     assert sum(line.startswith(b"sidecar_breaker_state{") for line in body.splitlines()) == len(keys)
 
 

@@ -27,6 +27,12 @@ def of(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 
 
+def test_histogram_has_no_text_before_its_first_value() -> None:
+    family = Histograms("sidecar_waits_seconds", "Waits", ("kind",), BOUNDS)
+    family.child(("silent",))
+    assert read("".join(family.pieces())) == {}
+
+
 def test_counter_keeps_what_was_added() -> None:
     family = Counters("sidecar_things_total", "Things", ("kind",))
     family.child(("a",)).n += 2

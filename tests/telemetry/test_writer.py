@@ -1,6 +1,7 @@
 """The writer thread, over real pipes: lines come whole and in order, or are counted as lost; nobody waits."""
 
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -117,6 +118,26 @@ def test_what_the_limit_drops_is_counted_and_what_fits_is_kept(pipe: Pipe) -> No
     writer.start()
     writer.close()
     assert pipe.read_all() == b"1234\n5678\n"
+
+
+def test_what_was_written_is_held_no_more(pipe: Pipe) -> None:
+    writer = LineWriter(pipe.writer, limit_bytes=10, gather_s=0.0)
+    writer.start()
+    for _ in range(10):
+        writer.put(b"12345678\n")
+        assert os.read(pipe.reader, 100) == b"12345678\n"
+    writer.close()
+    assert writer.dropped == 0
+
+
+def test_lines_are_gathered_until_the_end_is_asked_for(pipe: Pipe) -> None:
+    writer = LineWriter(pipe.writer, gather_s=60.0)
+    writer.start()
+    writer.put(b"one\n")
+    assert select.select([pipe.reader], [], [], 0.05) == ([], [], [])
+    writer.put(b"two\n")
+    writer.close()
+    assert os.read(pipe.reader, 100) == b"one\ntwo\n"
 
 
 def test_log_that_nobody_reads_any_more_raises_nothing(pipe: Pipe) -> None:
