@@ -148,13 +148,9 @@ def ending_of_stream(stream: StreamReader, clean: bool) -> Ending:
     """
     if stream.error is not None:
         return ending_of_error(stream.error)
-    if stream.terminal and stream.events:
+    if stream.complete and (clean or stream.terminal):
         return Ending.COMPLETE
-    if not clean:
-        return Ending.TRUNCATED
-    if not stream.events:
-        return Ending.EMPTY
-    return Ending.COMPLETE if stream.complete else Ending.TRUNCATED
+    return Ending.TRUNCATED if stream.events or not clean else Ending.EMPTY
 
 
 def ending_of_answer(answer: Answer) -> Ending:

@@ -19,6 +19,10 @@ Event = tuple[bytes, bytes]
 LIMIT_BYTES = 1024 * 1024 + 64 * 1024
 """Longest event read: 1 MiB of data (audio, long tool arguments) and its field names."""
 
+# Numbers: looking for one in bytes costs a seventh of looking for a bytes object of length one.
+_LF = 0x0A
+_CR = 0x0D
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -43,12 +47,15 @@ class SseReader:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that `data` completed, in order; empty if none."""
-        if not self._slow and data[-2:] == b"\n\n" and b"\r" not in data:
-            if data.find(b"\n") == len(data) - 2 and data[:6] == b"data: " and len(data) <= self._limit:
-                return [(b"", data[6:-2])]
-            events: list[Event] = []
-            self._split(data, events)
-            return events
+        if not self._slow and data[-2:] == b"\n\n":
+            if data[:6] == b"data: ":
+                value = data[6:-2]
+                if _LF not in value and _CR not in value and len(data) - 2 <= self._limit:
+                    return [(b"", value)]
+            if _CR not in data:
+                events: list[Event] = []
+                self._split(data, events)
+                return events
         return self._feed_any(data)
 
     @property
@@ -73,14 +80,14 @@ class SseReader:
         events: list[Event] = []
         if not data:
             return events
-        if self._skip_lf and data[0] == 0x0A:
+        if self._skip_lf and data[0] == _LF:
             data = data[1:]
             self._skip_lf = False
             if not data:
                 self._slow = not self._started or self._held is not None
                 return events
-        self._skip_lf = data[-1] == 0x0D
-        if b"\r" in data:
+        self._skip_lf = data[-1] == _CR
+        if _CR in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if not self._started:
             if self._held is not None:
@@ -136,20 +143,26 @@ class SseReader:
 
     def _split(self, data: bytes, events: list[Event]) -> None:
         for block in data.split(b"\n\n"):
-            line = block.find(b"\n")
-            if line == 0:
-                block = block.lstrip(b"\n")
-                line = block.find(b"\n")
+            if not block:
+                continue
+            if block[0] == _LF:
+                # Of three line ends in a row the third opens the next block.
+                block = block[1:]
             if len(block) > self._limit:
                 self.oversized += 1
-            elif line < 0 and block[:6] == b"data: ":
-                events.append((b"", block[6:]))
-            elif (
-                block[:7] == b"event: " and block[line + 1 : line + 7] == b"data: " and block.find(b"\n", line + 7) < 0
-            ):
-                events.append((block[7:line], block[line + 7 :]))
-            elif block:
-                self._event(block, events)
+                continue
+            if block[:6] == b"data: ":
+                value = block[6:]
+                if _LF not in value:
+                    events.append((b"", value))
+                    continue
+            elif block[:7] == b"event: ":
+                end = block.find(b"\n")
+                value = block[end + 7 :]
+                if block[end : end + 7] == b"\ndata: " and _LF not in value:
+                    events.append((block[7:end], value))
+                    continue
+            self._event(block, events)
 
     def _event(self, block: bytes, events: list[Event], *, count: bool = True) -> None:
         kind = b""

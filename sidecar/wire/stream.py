@@ -198,12 +198,12 @@ class StreamReader:
         """Whether, if the body ended here and ended cleanly, the answer would be whole.
 
         True after the API's end marker; also without it once every choice seen has its finish reason and no event is
-        cut in two (engines without a marker exist). Never true after an error.
+        cut in two (engines without a marker exist). Never true after an error, nor where the marker came alone.
         """
         if self.error is not None:
             return False
         if self.terminal:
-            return True
+            return self.events > 0
         if self._sse.pending and self._sse.tail.strip() != b"[DONE]":
             return False
         if self._api is Api.OTHER or self._api is Api.EMBEDDINGS:

@@ -345,6 +345,7 @@ def test_done_and_blank_events_are_no_events() -> None:
     reader = read(Api.CHAT, DONE, b"data: \n\n", b"data:\n\n")
     assert reader.terminal
     assert reader.events == 0
+    assert not reader.complete
 
 
 @pytest.mark.parametrize(
@@ -443,7 +444,20 @@ ERRORS = {
         event({"error": {"type": "InternalServerError", "message": "m", "code": 500}}),
         AnswerError("m", "InternalServerError", 500),
     ),
+    "responses error in an event of another type": (
+        Api.RESPONSES,
+        typed("response.in_progress", error={"message": "m"}),
+        AnswerError("m", "response.in_progress"),
+    ),
+    "messages error in an event of another type": (
+        Api.MESSAGES,
+        typed("ping", error={"message": "m", "type": "t"}),
+        AnswerError("m", "t"),
+    ),
     "unknown api": (Api.OTHER, event({"error": "m"}), AnswerError("m")),
+    "unknown api flat": (Api.OTHER, event({"object": "error", "message": "m"}), AnswerError("m")),
+    "unknown api typed": (Api.OTHER, event({"type": "error", "message": "m"}), AnswerError("m")),
+    "unknown api error event": (Api.OTHER, event({"a": 1}, "error"), AnswerError("", "error")),
     "code in digits": (Api.CHAT, event({"error": {"message": "m", "code": "429"}}), AnswerError("m", "", 429)),
     "nested": (Api.CHAT, event({"error": {"error": {"message": "m", "code": 1}}}), AnswerError("m", "", 1)),
 }
