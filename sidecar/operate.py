@@ -92,7 +92,7 @@ class Unanswered(Exception):
 
 def ask(arguments: argparse.Namespace) -> int:
     """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for a bad address."""
-    address = _admin_address(arguments.admin, os.environ)
+    address = admin_address(arguments.admin, os.environ)
     method, path = "GET", _PAGES.get(arguments.query, "")
     if arguments.query == "override":
         method, path = "POST", f"/breakers/{arguments.scope}/{quote(arguments.key, safe='')}/{arguments.action}"
@@ -112,7 +112,8 @@ def ask(arguments: argparse.Namespace) -> int:
     return OK if status == 200 else FAILED
 
 
-def _admin_address(flag: str | None, environ: Mapping[str, str]) -> Listen:
+def admin_address(flag: str | None, environ: Mapping[str, str]) -> Listen:
+    """Where to ask: the flag, else `SIDECAR_ADMIN`, else the default. UsageError where nobody can be asked."""
     source = "--admin" if flag is not None else "SIDECAR_ADMIN"
     text = flag if flag is not None else environ.get(source) or DEFAULT_ADMIN
     if text == "off":

@@ -1,0 +1,198 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import sidecar.main
+from sidecar.cli import main
+from sidecar.settings import Listen, Settings
+
+GOOD = "apiVersion: sidecar/v1\nkind: Policy\nservices: [{name: a, endpoints: [{url: 'http://a'}]}]\n"
+BAD = "apiVersion: sidecar/v1\nkind: Policy\nservices: [{name: a, nope: 1}, {name: b, retry: {attempts: 99}}]\n"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Stands in for the composition root: what it was started with."""
+    calls: list[object] = []
+
+    def run(settings: Settings) -> int:
+        calls.append(settings)
+        return 0
+
+    def demo(settings: Settings, fault: str | None) -> int:
+        calls.append((settings, fault))
+        return 1
+
+    for name in list(os.environ):
+        if name.startswith("SIDECAR_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(sidecar.main, "run", run)
+    monkeypatch.setattr(sidecar.main, "demo", demo)
+    return calls
+
+
+def test_run_starts_what_the_flags_say(started: list[object]) -> None:
+    assert main(["run", "--listen", "127.0.0.1:0", "--upstream", "http://a", "--upstream", "http://b"]) == 0
+    assert started == [Settings(listen=Listen("127.0.0.1", 0), upstreams=("http://a", "http://b"))]
+
+
+def test_run_reads_the_environment(started: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIDECAR_UPSTREAM", "http://a")
+    monkeypatch.setenv("POD_NAME", "pod-0")
+    assert main(["run"]) == 0
+    assert started == [Settings(upstreams=("http://a",), pod_name="pod-0")]
+
+
+def test_the_exit_code_is_the_verb_s(started: list[object]) -> None:
+    assert main(["demo", "--fault", "stall", "--admin", "off"]) == 1
+    assert started == [(Settings(admin=None), "stall")]
+    assert main(["demo"]) == 1
+    assert started[1] == (Settings(), None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "usage:"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["run", "--nope"], "unrecognized arguments: --nope"),
+        (["run", "--up", "http://a"], "unrecognized arguments"),
+        (["run", "extra"], "unrecognized arguments: extra"),
+        (["run", "--listen"], "expected one argument"),
+        (["run", "--listen", "nope"], '--listen: "nope" has no port'),
+        (["run", "--redis", "redis://x"], "--redis: "),
+        (["run", "--control", ":9402"], "--control: "),
+        (["demo", "--fault", "gremlins"], '--fault: "gremlins" is not one of stall,'),
+        (["validate"], "the following arguments are required: FILE|DIR"),
+        (["breakers"], "the following arguments are required: ACTION"),
+        (["breakers", "explode"], "invalid choice"),
+        (["breakers", "open", "pod", "x"], "invalid choice: 'pod'"),
+        (["breakers", "open", "node"], "the following arguments are required: KEY"),
+        (["routes"], "the following arguments are required: ACTION"),
+        (["status", "--admin", "off"], "nobody to ask"),
+    ],
+)
+def test_a_usage_error_is_told_and_exits_with_2(
+    started: list[object], capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
+    assert started == []
+
+
+VERBS = ["run", "demo", "validate", "status", "breakers", "routes", "version"]
+
+
+def test_help_names_every_verb_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for verb in VERBS:
+        assert f"\n    {verb} " in text
+    assert "sidecar run --upstream http://127.0.0.1:8000" in text
+
+
+@pytest.mark.parametrize("argv", [[verb] for verb in VERBS] + [["breakers", action] for action in ("list", "open")])
+def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert main([*argv, "--help"]) == 0
+    assert f"usage: sidecar {' '.join(argv)}" in capsys.readouterr().out
+
+
+def test_validate_accepts_a_file_or_directory_and_says_what_is_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(GOOD)
+    for path in (file, tmp_path):
+        assert main(["validate", str(path)]) == 0
+        assert capsys.readouterr().out == f"{path}: ok (services: 1, endpoints: 1)\n"
+
+
+def test_validate_tells_every_error_and_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text(BAD)
+    (tmp_path / "b.yaml").write_text("[")
+    assert main(["validate", str(tmp_path)]) == 1
+    first, second, third, total = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tmp_path}/a.yaml:3: $.services[0].nope: unknown key")
+    assert second.startswith(f"{tmp_path}/a.yaml:3: $.services[1].retry.attempts: 99 is out of range 1-10")
+    assert third.startswith(f"{tmp_path}/b.yaml:")
+    assert total == f"{tmp_path}: 3 errors"
+
+
+def test_validate_prints_warnings_and_still_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(GOOD.replace("name: a,", "name: a, hedge: {mode: shadow},"))
+    assert main(["validate", str(file)]) == 0
+    assert f"{file}: warning: service a: hedge.mode shadow" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("content", "code"), [(GOOD, 0), (BAD, 1)])
+def test_validate_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, code: int) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(content)
+    assert main(["validate", "--json", str(file)]) == code
+    page = json.loads(capsys.readouterr().out)
+    assert (page["ok"], len(page["errors"]), page["warnings"]) == (code == 0, 2 * code, [])
+
+
+def test_validate_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(tmp_path / "none.yaml")]) == 1
+    assert "cannot be read: No such file or directory" in capsys.readouterr().out
+
+
+def test_the_policies_of_this_repository_are_valid() -> None:
+    assert main(["validate", str(Path(__file__).parents[1] / "policies")]) == 0
+
+
+def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    number = capsys.readouterr().out.split()[1]
+    assert main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "llm-sidecar", "version": number}
+
+
+def _python(code: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *code], capture_output=True, text=True, check=False, timeout=50)
+
+
+def test_the_package_is_the_command() -> None:
+    done = _python(["-m", "sidecar", "version"])
+    assert (done.returncode, done.stdout.split()[0], done.stderr) == (0, "sidecar", "")
+    assert _python(["-m", "sidecar", "fly"]).returncode == 2
+
+
+HEAVY = ["yaml", "aiohttp", "uvloop", "httptools", "structlog", "prometheus_client", "asyncio", "http.client"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "needed"),
+    [
+        (["version"], []),
+        (["breakers", "list", "--admin", "127.0.0.1:1"], ["http.client"]),
+        (["validate", "/nonexistent"], ["yaml", "asyncio"]),
+    ],
+    ids=["version", "breakers", "validate"],
+)
+def test_a_verb_imports_only_what_it_needs(argv: list[str], needed: list[str]) -> None:
+    code = (
+        f"import sys; from sidecar.cli import main; main({argv!r}); print(*(m for m in {HEAVY!r} if m in sys.modules))"
+    )
+    assert sorted(_python(["-c", code]).stdout.splitlines()[-1].split()) == sorted(needed)
+
+
+def test_a_reader_that_leaves_is_no_crash() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sidecar", "version"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=50
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

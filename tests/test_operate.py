@@ -1,0 +1,285 @@
+import argparse
+import contextlib
+import http.server
+import json
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sidecar import operate
+from sidecar.admin import views
+from sidecar.cli import main
+from sidecar.settings import Listen, UsageError
+
+_NODE = {"scope": "node", "key": "127.0.0.1:8000", "service": "chat", "state": "open", "version": 3}
+_SESSION = {"scope": "session", "key": "s\x1b[2J\n1", "service": "chat", "state": "closed", "version": 1}
+BREAKERS = [{**_NODE, "since": "t", "why": "x y"}, {**_SESSION, "since": "t", "why": ""}]
+ROUTES = [
+    {
+        "service": "chat",
+        "models": ["a", "b*"],
+        "split": {"v1": 90.0, "v2": 10.0},
+        "fallback": "",
+        "sessions": 0,
+        "endpoints": [{"key": "a:80", "version": "v2", "zone": "z", "state": "closed", "in_flight": 4, "waiting": 1}],
+    },
+    {"service": "empty", "models": [], "split": {}, "endpoints": []},
+]
+HEALTH = {"status": "ready", "reason": "", "phase": "serving", "parts": {"policy": {"ok": True, "detail": "version 1"}}}
+
+
+class Admin:
+    """What an admin port was asked, and what it shall say."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.status = 200
+        self.body: bytes = b"[]"
+        self.address = ""
+
+    def says(self, page: Any, status: int = 200) -> None:
+        self.body = page if isinstance(page, bytes) else json.dumps(page).encode()
+        self.status = status
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def admin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admin]:
+    told = Admin()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told.seen.append((self.command, self.path))
+            self.send_response(told.status)
+            self.send_header("content-length", str(len(told.body)))
+            self.end_headers()
+            self.wfile.write(told.body)
+
+        do_POST = do_GET
+
+        def address_string(self) -> str:
+            return "-"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server: socketserver.BaseServer
+    if request.param == "tcp":
+        server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        told.address = f"127.0.0.1:{server.server_address[1]}"
+    else:
+        path = str(tmp_path / "admin.sock")
+        server = socketserver.UnixStreamServer(path, Handler)
+        told.address = f"unix://{path}"
+    with serving(server):
+        yield told
+
+
+@contextlib.contextmanager
+def serving(server: socketserver.BaseServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_breakers_are_a_table(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says(BREAKERS)
+    assert main(["breakers", "list", "--admin", admin.address]) == 0
+    assert admin.seen == [("GET", "/breakers")]
+    head, first, second = lines(capsys)
+    assert head.split() == ["SCOPE", "KEY", "SERVICE", "STATE", "SINCE", "BY", "WHY"]
+    assert first.split() == ["node", "127.0.0.1:8000", "chat", "open", "t", "-", "x", "y"]
+    assert second.split() == ["session", r"s\x1b[2J\n1", "chat", "closed", "t", "-", "-"]
+    assert {row.index("chat") for row in (first, second)} == {head.index("SERVICE")}
+
+
+def test_routes_are_a_table_with_the_part_of_each_endpoint_s_version(
+    admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.says(ROUTES)
+    assert main(["routes", "list", "--admin", admin.address]) == 0
+    assert admin.seen == [("GET", "/routes")]
+    head, chat, empty = lines(capsys)
+    assert len(head.split()) == len(chat.split()) == len(empty.split()) == 9
+    assert chat.split() == ["chat", "a,b*", "v2", "10", "a:80", "z", "closed", "4", "1"]
+    assert empty.split() == ["empty", *["-"] * 8]
+
+
+def test_status_says_ready_and_each_part(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says(HEALTH)
+    assert main(["status", "--admin", admin.address]) == 0
+    assert admin.seen == [("GET", "/healthz")]
+    ready, head, part = lines(capsys)
+    assert (ready, head.split(), part.split()) == (
+        "ready",
+        ["PART", "STATE", "DETAIL"],
+        ["policy", "ok", "version", "1"],
+    )
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_status_of_what_is_not_ready_is_shown_and_fails(
+    admin: Admin, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    admin.says({**HEALTH, "status": "not_ready", "reason": "draining"}, 503)
+    assert main(["status", "--admin", admin.address, *flags]) == 1
+    assert "draining" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("action", ["open", "close", "reset"])
+@pytest.mark.parametrize(
+    ("scope", "key", "path"),
+    [
+        ("node", "127.0.0.1:8000", "node/127.0.0.1%3A8000"),
+        ("node", "/run/a b.sock", "node/%2Frun%2Fa%20b.sock"),
+        ("request", "POST /v1/chat/completions", "request/POST%20%2Fv1%2Fchat%2Fcompletions"),
+        ("session", "é?#%2F", "session/%C3%A9%3F%23%252F"),
+        ("session", "../x", "session/..%2Fx"),
+    ],
+)
+def test_an_order_names_its_breaker_exactly(admin: Admin, action: str, scope: str, key: str, path: str) -> None:
+    admin.says(BREAKERS[:1])
+    assert main(["breakers", action, scope, key, "--admin", admin.address]) == 0
+    assert admin.seen == [("POST", f"/breakers/{path}/{action}")]
+
+
+@pytest.mark.parametrize("verb", [["breakers", "list"], ["routes", "list"], ["breakers", "open", "node", "a:1"]])
+def test_json_is_what_the_sidecar_said(admin: Admin, capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
+    admin.says([{"scope": "node", "unknown": {"kept": 1}}])
+    assert main([*verb, "--json", "--admin", admin.address]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"scope": "node", "unknown": {"kept": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "page", "words"),
+    [
+        (404, {"error": {"message": "no such breaker", "code": "x"}}, "refused with 404: no such breaker"),
+        (403, {"error": {"message": "only from\x1b[2J here"}}, r"refused with 403: only from\x1b[2J here"),
+        (500, b"<html>", "refused with 500"),
+        (503, {"error": {"message": "draining"}}, "refused with 503: draining"),
+        (200, b"<html>", "not the admin port of a sidecar"),
+        (200, b"", "not the admin port of a sidecar"),
+        (200, {"data": []}, "not the admin port of a sidecar"),
+        (302, b"", "refused with 302"),
+    ],
+)
+def test_a_refusal_is_told_in_its_words_and_fails(
+    admin: Admin, capsys: pytest.CaptureFixture[str], status: int, page: Any, words: str
+) -> None:
+    admin.says(page, status)
+    assert main(["breakers", "list", "--admin", admin.address]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"sidecar: {admin.address}: {captured.err.split(': ', 2)[2]}"
+    assert words in captured.err
+
+
+def test_nobody_there_is_told_and_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        assert main(["status", "--admin", address]) == 1
+        assert "no sidecar answers: Connection refused" in capsys.readouterr().err
+    assert main(["status", "--admin", f"unix://{tmp_path}/none"]) == 1
+    assert "no sidecar answers: No such file" in capsys.readouterr().err
+
+
+def test_what_does_not_speak_http_is_told_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    class Noise(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(b"SSH-2.0-x\r\n")
+
+    server = socketserver.TCPServer(("127.0.0.1", 0), Noise)
+    with serving(server):
+        assert main(["status", "--admin", f"127.0.0.1:{server.server_address[1]}"]) == 1
+    assert "does not speak HTTP" in capsys.readouterr().err
+
+
+def test_a_sidecar_that_does_not_answer_is_given_up_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "TIMEOUT_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert main(["status", "--admin", f"127.0.0.1:{silent.getsockname()[1]}"]) == 1
+    assert "no sidecar answers: timed out" in capsys.readouterr().err
+
+
+def test_an_answer_without_end_is_cut_off(
+    admin: Admin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "MAX_BODY_BYTES", 10)
+    admin.says(b" " * 11)
+    assert main(["breakers", "list", "--admin", admin.address]) == 1
+    assert "longer than 10 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "address"),
+    [
+        (None, {}, Listen("127.0.0.1", 9401)),
+        (None, {"SIDECAR_ADMIN": "10.0.0.1:7"}, Listen("10.0.0.1", 7)),
+        ("10.0.0.2:8", {"SIDECAR_ADMIN": "10.0.0.1:7"}, Listen("10.0.0.2", 8)),
+        ("0.0.0.0:9401", {}, Listen("127.0.0.1", 9401)),
+        (":9401", {}, Listen("127.0.0.1", 9401)),
+        ("[::]:9401", {}, Listen("::1", 9401)),
+        ("unix:///run/a", {}, Listen("", 0, "/run/a")),
+    ],
+)
+def test_the_address_is_where_the_sidecar_of_this_environment_listens(
+    flag: str | None, environ: dict[str, str], address: Listen
+) -> None:
+    assert operate.admin_address(flag, environ) == address
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "words"),
+    [
+        ("off", {}, "--admin: .* nobody to ask"),
+        (None, {"SIDECAR_ADMIN": "off"}, "SIDECAR_ADMIN: .* nobody to ask"),
+        ("127.0.0.1:0", {}, "start line"),
+        ("nope", {}, "has no port"),
+    ],
+)
+def test_an_address_that_nobody_has_is_a_usage_error(flag: str | None, environ: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        operate.admin_address(flag, environ)
+
+
+@pytest.mark.parametrize(
+    ("asked", "page"),
+    [
+        (operate.Breaker, views.BreakerLine),
+        (operate.Route, views.RouteLine),
+        (operate.RouteEndpoint, views.EndpointLine),
+        (operate.Health, views.HealthPage),
+        (operate.Part, views.Part),
+    ],
+)
+def test_what_is_shown_is_what_the_admin_pages_have(asked: type[msgspec.Struct], page: type[msgspec.Struct]) -> None:
+    names = {field.encode_name for field in msgspec.structs.fields(page)}
+    assert {field.encode_name for field in msgspec.structs.fields(asked)} <= names
+
+
+def test_only_what_a_terminal_would_act_on_is_escaped() -> None:
+    assert operate.printable("é 漢 a:b/c") == "é 漢 a:b/c"
+    assert operate.printable("\x1b[2J\r\n\x00\u202e\x9b") == r"\x1b[2J\r\n\x00\u202e\x9b"
+
+
+def test_ask_is_the_whole_of_the_verbs(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert operate.ask(argparse.Namespace(query="routes", admin=admin.address, json=False)) == 0
+    assert len(lines(capsys)) == 1
