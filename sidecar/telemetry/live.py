@@ -99,7 +99,8 @@ class LiveGauges:
         yield f"sidecar_build_info{{{label_text(('version',), (self.build,))}}} 1\n"
         for watched, source in list(self.sources.items()):
             name, kind, text = WATCHED[watched]
-            yield f"{header(name, text, kind)}{name} {source()}\n"
+            # A source may say True; Prometheus reads numbers.
+            yield f"{header(name, text, kind)}{name} {source() + 0}\n"
         if self.fleet is not None:
             yield from self._services(self.fleet)
             yield from self._nodes(self.fleet)

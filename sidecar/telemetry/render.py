@@ -23,6 +23,9 @@ MAX_LINE_BYTES = 8192
 CLIP = 512
 """Characters kept of each string of a line that is too long."""
 
+TEXTS = frozenset(("error", "exception"))
+"""Members that may be a text of several lines: ours, never a client's."""
+
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -65,17 +68,17 @@ def json_line(head: bytes, record: msgspec.Struct | Mapping[str, Field]) -> byte
 
 
 def console_line(stamp: bytes, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
-    """`12:00:01.234 info  event key=value ...`; empty values are left out, a trace-back is indented below."""
+    """`12:00:01.234 info  event key=value ...`; empty values are left out, texts of lines are indented below."""
     words = [stamp[11:-1].decode(), f"{level:<7}", printable(event)]
-    trace = ""
+    below = ""
     for name, value in fields.items():
         if value is None or value == "":
             continue
-        if name == "exception":
-            trace = "".join(f"\n    {printable(line)}" for line in str(value).splitlines())
+        if name in TEXTS and "\n" in str(value):
+            below += "".join(f"\n    {printable(line)}" for line in str(value).splitlines())
         else:
             words.append(f"{name}={_word(value)}")
-    return f"{' '.join(words)}{trace}\n".encode(errors="backslashreplace")
+    return f"{' '.join(words)}{below}\n".encode(errors="backslashreplace")
 
 
 def fields_of(record: msgspec.Struct | Mapping[str, Field]) -> dict[str, Field]:

@@ -110,5 +110,12 @@ async def test_watched_is_asked_at_every_scrape(watched: Watched) -> None:
     assert await value(metrics, name) == 2
 
 
+@pytest.mark.parametrize("answer", [True, False])
+async def test_yes_and_no_are_numbers(answer: bool) -> None:
+    metrics = Metrics()
+    metrics.watch("ready", lambda: answer)
+    assert await value(metrics, "sidecar_ready") == int(answer)
+
+
 async def test_build_is_told() -> None:
     assert await value(Metrics("1.2.3"), "sidecar_build_info", version="1.2.3") == 1

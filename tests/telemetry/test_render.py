@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.outcome import Result
-from sidecar.telemetry.render import CLIP, MAX_LINE_BYTES, Stamp, console_line, fields_of, json_line, printable
+from sidecar.telemetry.render import CLIP, MAX_LINE_BYTES, TEXTS, Stamp, console_line, fields_of, json_line, printable
 from tests.telemetry.records import request
 
 HEAD = b'{"level":"info",'
@@ -122,11 +122,17 @@ def test_console_word(value: str | float | bool | None, shown: str) -> None:
     assert text_of(console_line(NOON, "info", "e", {"k": value})) == "12:00:01.234 info    e" + shown
 
 
-def test_trace_back_is_indented_so_that_it_forges_no_line() -> None:
-    text = console_line(NOON, "error", "e", {"exception": "Traceback\n12:00:00.000 info forged\x1b"}).decode()
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_text_of_lines_is_indented_so_that_it_forges_no_line(name: str) -> None:
+    text = console_line(NOON, "error", "e", {name: "First\n12:00:00.000 info forged\x1b", "k": 1}).decode()
     first, *rest = text.splitlines()
-    assert first == "12:00:01.234 error   e"
-    assert rest == ["    Traceback", "    12:00:00.000 info forged\\x1b"]
+    assert first == "12:00:01.234 error   e k=1"
+    assert rest == ["    First", "    12:00:00.000 info forged\\x1b"]
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_text_of_one_line_stands_with_the_others(name: str) -> None:
+    assert text_of(console_line(NOON, "error", "e", {name: "gone"})) == f"12:00:01.234 error   e {name}=gone"
 
 
 def test_printable_text_is_not_touched() -> None:
