@@ -55,16 +55,24 @@ class Poster(asyncio.Protocol):
     """One kept-alive connection: the next request when the answer to the last is whole."""
 
     transport: asyncio.Transport
+    period_s = 0.0
+    """From request to request, 0 for at once."""
 
     def __init__(self, tally: Tally, data: bytes) -> None:
         self._tally = tally
         self._data = data
         self._missing = 0
         self._partial = b""
+        self._due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.write(self._data)
+        self._due = asyncio.get_running_loop().time()
+        self._send()
+
+    def _send(self) -> None:
+        if not self._tally.stopping and not self.transport.is_closing():
+            self.transport.write(self._data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._tally.fail(f"connection lost: {exc!r}")
@@ -92,8 +100,19 @@ class Poster(asyncio.Protocol):
             self.transport.abort()
         elif self._missing == 0:
             self._tally.requests += 1
-            if not self._tally.stopping:
-                self.transport.write(self._data)
+            if self.period_s == 0.0:
+                self._send()
+                return
+            # From when it was due: a late answer must not lower the rate.
+            loop = asyncio.get_running_loop()
+            self._due = max(self._due + self.period_s, loop.time())
+            loop.call_at(self._due, self._send)
+
+
+class PacedPoster(Poster):
+    """The same at an even pace: a sidecar mostly idles, and an idle process pays more for each wake-up."""
+
+    period_s = 0.128
 
 
 class Listener(asyncio.Protocol):

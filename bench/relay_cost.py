@@ -3,7 +3,7 @@
     python -m bench.relay_cost                             sidecar against the plain pass-through
     python -m bench.relay_cost --envoy PATH                ... and Envoy, one worker, no access log
     python -m bench.relay_cost --arms passthrough,envoy    those only
-    python -m bench.relay_cost --memory                    memory too (last, as it leaves heaps grown)
+    python -m bench.relay_cost --memory                    memory too
 
 How it measures, and why:
 
@@ -31,13 +31,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
-from bench.load import Listener, Load, Poster, chat_body
+from bench.load import Listener, Load, PacedPoster, Poster, chat_body
 
 PROXY_CORE = 0
 LOAD_CORE = 1
@@ -265,31 +266,33 @@ async def window(proxy: Process, count: Callable[[], int], seconds: float) -> tu
     return count() - units, loop.time() - began, proxy.cpu_s() - cpu
 
 
-async def posts(engine: Process, proxy: Process, round_: int, seconds: float, connections: int) -> Sample:
-    """Kept-alive connections that post as fast as they are answered."""
+async def posts(engine: Process, proxy: Process, round_: int, seconds: float, *, paced: bool = False) -> Sample:
+    """Kept-alive connections that post as fast as they are answered, or 500 times a second in all."""
     await set_pace(engine, token_gap_s=0.0)
-    load = Load(proxy.port, Poster, chat_body(stream=False, max_tokens=16, size=BODY_BYTES))
+    load = Load(proxy.port, PacedPoster if paced else Poster, chat_body(stream=False, max_tokens=16, size=BODY_BYTES))
     try:
-        await load.open(connections)
+        await load.open(CONNECTIONS, over_s=PacedPoster.period_s if paced else 0.0)
         await asyncio.sleep(0.5)
         units, took, cpu = await window(proxy, lambda: load.tally.requests, seconds)
     finally:
         await load.close()
-    return checked(load, Sample(proxy.name, "request", round_, units, took, cpu))
+    wanted = CONNECTIONS / PacedPoster.period_s * took if paced else 0.0
+    void = f"{units} requests where {wanted:.0f} were due" if units < 0.95 * wanted else ""
+    return checked(load, Sample(proxy.name, "paced" if paced else "request", round_, units, took, cpu, void))
 
 
-async def chunks(engine: Process, proxy: Process, round_: int, seconds: float, streams: int) -> Sample:
+async def chunks(engine: Process, proxy: Process, round_: int, seconds: float) -> Sample:
     """Paced streams."""
     await set_pace(engine, token_gap_s=1.0 / CHUNKS_PER_S)
     load = Load(proxy.port, Listener, chat_body(stream=True, max_tokens=1_000_000, size=BODY_BYTES))
     try:
-        await load.open(streams, over_s=1.0)
-        await started(load, streams)
+        await load.open(STREAMS, over_s=1.0)
+        await started(load, STREAMS)
         await asyncio.sleep(0.5)
         units, took, cpu = await window(proxy, lambda: load.tally.events, seconds)
     finally:
         await load.close()
-    wanted = streams * CHUNKS_PER_S * took
+    wanted = STREAMS * CHUNKS_PER_S * took
     void = f"{units} events where {wanted:.0f} were due" if units < 0.95 * wanted else ""
     return checked(load, Sample(proxy.name, "chunk", round_, units, took, cpu, void))
 
@@ -331,20 +334,26 @@ async def measure(args: argparse.Namespace, arms: Sequence[str], work: Path, say
     async with fleet(arms, args.envoy, work) as (engine, proxies):
         for proxy in proxies:
             # Once unmeasured: imports, code paths and pools are warm from the first round on.
-            await posts(engine, proxy, -1, min(1.0, args.seconds), CONNECTIONS)
-        for round_ in range(args.rounds):
-            turn = proxies[round_ % len(proxies) :] + proxies[: round_ % len(proxies)]
-            for proxy in turn:
-                report.samples.append(await posts(engine, proxy, round_, args.seconds, CONNECTIONS))
-                say(line(report.samples[-1]))
-            for proxy in turn:
-                report.samples.append(await chunks(engine, proxy, round_, args.seconds, STREAMS))
-                say(line(report.samples[-1]))
+            await posts(engine, proxy, -1, 0.5)
         if args.memory:
+            # First, while heaps are small: later streams would find the room of earlier load and look free.
             for proxy in proxies:
                 report.memory.append(await memory(engine, proxy, MEMORY_STREAMS))
+        for round_ in range(args.rounds):
+            turn = proxies[round_ % len(proxies) :] + proxies[: round_ % len(proxies)]
+            for kind in args.kinds.split(","):
+                for proxy in turn:
+                    report.samples.append(await KINDS[kind](engine, proxy, round_, args.seconds))
+                    say(line(report.samples[-1]))
     report.load = os.getloadavg()
     return report
+
+
+KINDS: dict[str, Callable[[Process, Process, int, float], Coroutine[None, None, Sample]]] = {
+    "request": posts,
+    "paced": partial(posts, paced=True),
+    "chunk": chunks,
+}
 
 
 def line(sample: Sample) -> str:
@@ -365,7 +374,7 @@ def ratios(report: Report, kind: str, arm: str, base: str) -> list[float]:
 def table(report: Report, arms: Sequence[str]) -> str:
     """The figures as text."""
     lines = [f"{'arm':<14} {'kind':<8} {'us':>8} {'min':>8} {'max':>8} {'per s':>9}"]
-    for kind in ("request", "chunk"):
+    for kind in KINDS:
         for arm in arms:
             mine = [s for s in report.samples if s.kind == kind and s.arm == arm and not s.void]
             if mine:
@@ -377,7 +386,7 @@ def table(report: Report, arms: Sequence[str]) -> str:
     lines.append("")
     for base in [name for name in ("passthrough", "envoy") if name in arms]:
         for arm in [name for name in arms if name != base]:
-            for kind in ("request", "chunk"):
+            for kind in KINDS:
                 found = ratios(report, kind, arm, base)
                 if found:
                     lines.append(
@@ -402,7 +411,7 @@ def as_json(report: Report, arms: Sequence[str]) -> str:
         {"arm": arm, "base": base, "kind": kind, "rounds": found, "median": statistics.median(found)}
         for base in ("passthrough", "envoy")
         for arm in arms
-        for kind in ("request", "chunk")
+        for kind in KINDS
         if arm != base and (found := ratios(report, kind, arm, base))
     ]
     return json.dumps(said, indent=1)
@@ -414,6 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--arms", default="", help="default passthrough,sidecar and, with --envoy, envoy")
     parser.add_argument("--envoy", metavar="PATH", help="an Envoy binary: the third arm")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of load, default %(default)s")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measured window")
     parser.add_argument("--memory", action="store_true", help=f"{MEMORY_STREAMS} idle streams too")
@@ -425,6 +435,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "sidecar",
         *(["envoy"] if args.envoy else []),
     ]
+    if unknown := set(args.kinds.split(",")) - set(KINDS):
+        parser.error(f"unknown kinds of load: {', '.join(sorted(unknown))}")
     if not {PROXY_CORE, LOAD_CORE} <= os.sched_getaffinity(0):
         parser.error(f"needs cores {PROXY_CORE} and {LOAD_CORE}")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
