@@ -66,6 +66,7 @@ class Engine:
         self._connections: set[Connection] = set()
         self._queue: deque[tuple[Reply, float]] = deque()
         self._left = asyncio.Event()
+        self._serving = False
         self._running = 0
         self._struck = 0
         self._spared = 0
@@ -88,12 +89,13 @@ class Engine:
             sock = _listening(host, control_port)
             self.control_port = sock.getsockname()[1]
             self._control = await self._loop.create_server(lambda: Connection(_Control(self)), sock=sock)
-        if self._script.fault is not None:
-            self.fail(self._script.fault)
+        self._serving = True
+        self.script = self._script
         return self.port
 
     async def stop(self) -> None:
         """Close the listeners and reset what is connected; returns when nothing is left. Twice is harmless."""
+        self._serving = False
         if self._healing is not None:
             self._healing.cancel()
         if self._reviving is not None:
@@ -137,6 +139,8 @@ class Engine:
             self.received = deque(self.received, maxlen=script.keep)
         self._script = script
         self._struck = self._spared = 0
+        if not self._serving:
+            return
         if self._healing is not None:
             self._healing.cancel()
             self._healing = None
@@ -163,7 +167,7 @@ class Engine:
             connection.reset()
 
     def _revive(self) -> None:
-        if self._server is not None or self._reviving is not None or not self.port:
+        if self._server is not None or self._reviving is not None:
             return
         # Bound and listening before this returns, so that nobody can be refused after `heal`; the loop takes over.
         sock = _listening(self.host, self.port)

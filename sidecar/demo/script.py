@@ -2,7 +2,7 @@
 
 Faults are named by what is seen on the wire, not by their cause: a proxy cannot see causes. Each is one that engines
 showed in the field (an engine core that hangs behind a healthy front, a stream ended without its marker, an error
-under HTTP 200); see `docs/` for the doctrine on what each must come to.
+under HTTP 200). What each must come to in a proxy is `kernel/outcome`.
 """
 
 from enum import StrEnum

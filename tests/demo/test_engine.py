@@ -204,6 +204,19 @@ async def test_stop_leaves_nothing_and_twice_is_harmless(fault: Fault | None) ->
     assert engine.counters.open == engine.counters.live == 0
 
 
+async def test_script_may_be_set_before_the_start_and_after_the_stop() -> None:
+    engine = Engine()
+    engine.fail(Fault(Kind.STATUS, for_s=60.0))
+    await engine.start()
+    async with connect(engine.port) as client:
+        assert (await client.ask(post(PLAIN), b"POST")).status == 500
+    await engine.stop()
+    engine.fail(Fault(Kind.DIE))
+    engine.heal()
+    await asyncio.sleep(0.01)
+    assert await refused(engine.port)
+
+
 # --- slots ----------------------------------------------------------------------------------------------------------
 
 
