@@ -316,6 +316,8 @@ IN_A_MINUTE = NOW + timedelta(seconds=60)
         ([(b"retry-after", b"inf")], None),
         ([(b"retry-after", b"9" * 400)], None),
         ([(b"retry-after", b".")], None),
+        ([(b"retry-after", b"1.2.3")], None),
+        ([(b"retry-after", b"1..2")], None),
         ([(b"retry-after", "\u0665".encode())], None),
         ([(b"retry-after", b"Sun, 99 Nov 2026 25:00:00 GMT")], None),
         ([(b"retry-after", b"Sun, 06 Nov 99999999999 08:49:37 GMT")], None),

@@ -195,6 +195,11 @@ def test_a_bad_body_is_refused_with_its_reason(data: bytes, words: str) -> None:
     assert words in refused.value.detail
 
 
+def test_a_body_that_is_no_object_is_told_so() -> None:
+    with pytest.raises(SidecarError, match=r"^the body must be a JSON object: expected `object`, got `array`$"):
+        read_call(Api.CHAT, b"[]")
+
+
 def test_a_refusal_quotes_no_prompt() -> None:
     with pytest.raises(SidecarError) as refused:
         read_call(Api.CHAT, b'{"model":7,"messages":"my secret"}')

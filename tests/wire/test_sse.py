@@ -63,6 +63,18 @@ def test_events_follow_the_standard_whole_bytewise_and_with_a_tail(data: bytes, 
         assert whole(data + tail)[-1] == (b"", b"tail")
 
 
+@pytest.mark.parametrize(
+    ("data", "events"),
+    [case for name, case in CASES.items() if "bom" not in name],
+    ids=[name for name in CASES if "bom" not in name],
+)
+def test_a_read_in_mid_stream_gives_the_same_events_as_the_first(data: bytes, events: list[Event]) -> None:
+    # The fast paths open only after a stream's first read.
+    reader = SseReader()
+    assert reader.feed(b"data: first\n\n") == [(b"", b"first")]
+    assert reader.feed(data) == events
+
+
 @pytest.mark.parametrize(("data", "events"), CASES.values(), ids=CASES.keys())
 def test_every_split_in_two_gives_the_same_events(data: bytes, events: list[Event]) -> None:
     for cut in range(len(data) + 1):
@@ -135,6 +147,18 @@ def test_an_event_over_the_limit_is_dropped_whole_and_counted(size: int, fits: b
     got = feed_in_steps(reader, b"data: a" + end + long + end + b"data: b" + end, step)
     assert got == [(b"", b"a"), *([(b"", long[6:])] if fits else []), (b"", b"b")]
     assert reader.oversized == (0 if fits else 1)
+    assert reader.feed(long + end) == ([(b"", long[6:])] if fits else [])
+    assert reader.feed(b"event: e\n" + long + end) == []
+    assert reader.oversized == (1 if fits else 3)
+
+
+def test_an_event_that_is_being_dropped_is_pending() -> None:
+    reader = SseReader(limit=10)
+    reader.feed(b"x" * 50 + b"\n")
+    assert reader.pending
+    assert reader.tail == b""
+    reader.feed(b"\n")
+    assert not reader.pending
 
 
 def test_memory_held_for_an_endless_event_is_bounded() -> None:
@@ -147,6 +171,15 @@ def test_memory_held_for_an_endless_event_is_bounded() -> None:
     assert held is not None
     assert len(held) <= 1
     assert reader.feed(b"\n\ndata: a\n\n") == [(b"", b"a")]
+
+
+@pytest.mark.parametrize("data", [b"data: a\n\n", b"data: a\r\n\r\n", b"\xef\xbb\xbfdata: a\n\n", b"\n\n: c\n\n"])
+def test_the_fast_path_opens_again_after_every_finished_event(data: bytes) -> None:
+    reader = SseReader()
+    for piece in (data[:-1], data[-1:]):
+        reader.feed(piece)
+    assert reader._held is None
+    assert not reader._slow
 
 
 def test_a_stream_of_newlines_holds_nothing() -> None:
@@ -190,6 +223,7 @@ PIECES = st.sampled_from(
     [
         *(b"data: ", b"data:", b"data", b"event: ", b"event", b":", b"id: 1", b" ", b"x", b"[DONE]"),
         *(b"data: y\n\n", b"event: z\ndata: y\n\n", b": c\n\n", b"\xef\xbb\xbf", b"\xef", b"\x00"),
+        *(b"data: y\n\ndata: z\n\n", b"data: y\ndata: z\n\n", b"data: y\rdata: z\n\n", b"event: z\n\n"),
         *(b"\n", b"\n", b"\n\n", b"\r\n", b"\r", b"\r\n\r\n"),
     ]
 )
