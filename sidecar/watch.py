@@ -1,14 +1,15 @@
 """Policy files on disk: reading them, and noticing that they changed.
 
 Polling, and not inotify: a ConfigMap is swapped by a symlink two directories up, network file systems tell nothing, and
-a second's delay is nobody's outage. What is on disk between two writes of an editor is a bad policy like any other: it
-is refused, the last good one stays, and the next poll finds the rest.
+a second's delay is nobody's outage.
 
 1. A directory is its `*.yaml`, `*.yml` and `*.json` files in name order, not its subdirectories. Names that begin with
    a dot are Kubernetes' and editors' own; `schema.json` is the generated JSON Schema, which lives beside policies.
 2. A change is a change of content. Attributes only save reading: every `READ_ANYWAY`th poll reads in any case, since a
    file can change twice within one tick of its clock.
-3. A policy that was refused is not judged again, nor told again, until the files change or SIGHUP asks for it.
+3. A change counts once it was read twice alike: `cp` truncates a file before it fills it, and the front half of a
+   policy is often a policy too, with fewer services. What still changes after `SETTLE_ROUNDS` is taken as it is.
+4. A policy that was refused is not judged again, nor told again, until the files change or SIGHUP asks for it.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ NOT_POLICIES = frozenset(("schema.json",))
 
 # At one poll a second, the longest that a change within one clock tick stays unseen.
 READ_ANYWAY = 10
+# Writers that keep on longer than this many looks, each after `settle_s`, are not writing one file.
+SETTLE_ROUNDS = 10
 
 _Attributes = tuple[tuple[str, int, int, int, int, int], ...]
 
@@ -38,19 +41,20 @@ _Attributes = tuple[tuple[str, int, int, int, int, int], ...]
 class PolicyFiles:
     """A file or a directory of policies, and what was last read of it. Its methods wait for the disk."""
 
-    __slots__ = ("_attributes", "_digest", "_polls", "_upstreams", "path")
+    __slots__ = ("_attributes", "_digest", "_looks", "_upstreams", "path")
 
     def __init__(self, path: Path, upstreams: Sequence[str] = ()) -> None:
         self.path = path
         self._upstreams = tuple(upstreams)
         self._attributes: _Attributes | None = None
         self._digest = b""
-        self._polls = READ_ANYWAY - 1  # the first poll reads
+        self._looks = 0
 
     def load(self, version: int) -> Snapshot:
         """What the files say now, with the upstreams added. PolicyErrors: all that is wrong with them."""
         # Attributes first: a change while we read is then found by the next poll.
         self._attributes = self._look()
+        self._looks = 1
         try:
             files = _read(self.path)
         except PolicyErrors as unreadable:
@@ -63,20 +67,22 @@ class PolicyFiles:
             snapshot = replace(snapshot, warnings=(*snapshot.warnings, nothing))
         return snapshot
 
-    def changed(self) -> bool:
-        """Whether the content is another than at the last `load`."""
-        self._polls += 1
+    def changed(self) -> bytes | None:
+        """A digest of the content, if that is another than at the last `load`."""
         attributes = self._look()
-        if attributes == self._attributes and self._polls % READ_ANYWAY:
-            return False
+        if attributes == self._attributes and self._looks % READ_ANYWAY:
+            self._looks += 1
+            return None
         try:
             digest = _digest(_read(self.path))
         except PolicyErrors as unreadable:
             digest = _digest([(str(self.path), str(unreadable).encode())])
         if digest != self._digest:
-            return True
+            self._looks = 0  # the next look reads, too
+            return digest
+        self._looks = 1
         self._attributes = attributes
-        return False
+        return None
 
     def _look(self) -> _Attributes | None:
         """What `stat` says of each file, links followed; None where something cannot be looked at."""
@@ -107,12 +113,14 @@ class PolicyWatcher:
         *,
         upstreams: Sequence[str] = (),
         interval_s: float = 1.0,
+        settle_s: float = 0.1,
     ) -> None:
         self._files = PolicyFiles(path, upstreams)
         self._store = store
         self._on_change = on_change
         self._on_refused = on_refused
         self._interval_s = interval_s
+        self._settle_s = settle_s
         self._asked = asyncio.Event()
 
     async def run(self) -> None:
@@ -139,20 +147,30 @@ class PolicyWatcher:
         """One poll. Reading and judging happen on another thread: a large policy takes longer than a token may wait."""
         asked = self._asked.is_set()
         self._asked.clear()
+        if not asked and not await self._settled():
+            return
         current = self._store.current
         try:
-            snapshot = await asyncio.to_thread(self._poll, current.version + 1, asked=asked)
+            snapshot = await asyncio.to_thread(self._files.load, current.version + 1)
         except PolicyErrors as refused:
             self._on_refused(str(refused))
-            return
-        if snapshot is None:
             return
         same = replace(snapshot, version=current.version) == current and self._store.last_error is None
         if asked or not same:
             self._on_change(snapshot)
 
-    def _poll(self, version: int, *, asked: bool) -> Snapshot | None:
-        return self._files.load(version) if asked or self._files.changed() else None
+    async def _settled(self) -> bool:
+        """Whether there is a change to load: one that two looks in a row found alike."""
+        seen = await asyncio.to_thread(self._files.changed)
+        for _ in range(SETTLE_ROUNDS):
+            if seen is None:
+                return False
+            await asyncio.sleep(self._settle_s)
+            again = await asyncio.to_thread(self._files.changed)
+            if again == seen:
+                return True
+            seen = again
+        return seen is not None
 
 
 def read_policy(path: Path, version: int = 1, upstreams: Sequence[str] = ()) -> Snapshot:

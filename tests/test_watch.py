@@ -2,7 +2,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from blockbuster import blockbuster_ctx
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.schema import Snapshot
 from sidecar.policy.store import PolicyStore
-from sidecar.watch import READ_ANYWAY, PolicyFiles, PolicyWatcher, read_policy
+from sidecar.watch import READ_ANYWAY, SETTLE_ROUNDS, PolicyFiles, PolicyWatcher, read_policy
 
 
 def services(*names: str) -> str:
@@ -28,7 +29,7 @@ class Followed:
         self.refusals: list[str] = []
         self.told = asyncio.Event()
         self.watcher = PolicyWatcher(
-            path, self.store, self._change, self._refuse, upstreams=upstreams, interval_s=interval_s
+            path, self.store, self._change, self._refuse, upstreams=upstreams, interval_s=interval_s, settle_s=0.0
         )
 
     def _change(self, snapshot: Snapshot) -> None:
@@ -50,6 +51,9 @@ class Followed:
         changes, refusals = self.changes[before[0] :], self.refusals[before[1] :]
         assert len(changes) + len(refusals) <= 1
         return ([s.name for s in changes[0].services] if changes else None, refusals[0] if refusals else None)
+
+    async def until_named(self, names: list[str]) -> None:
+        await _until(lambda: self.names == names)
 
     @property
     def names(self) -> list[str]:
@@ -124,6 +128,8 @@ async def test_a_half_written_file_is_a_bad_one_until_the_rest_comes(file: Path)
     await followed.check()
     whole = services("a", "b")
     with file.open("w") as writer:
+        _, refusal = await followed.check()
+        assert "no document" in str(refusal)
         writer.write(whole[:-5])
         writer.flush()
         _, refusal = await followed.check()
@@ -132,6 +138,46 @@ async def test_a_half_written_file_is_a_bad_one_until_the_rest_comes(file: Path)
         writer.write(whole[-5:])
         writer.flush()
         assert await followed.check() == (["a", "b"], None)
+
+
+class Writer:
+    """Stands in for the pause between two looks: each time, the file is written on."""
+
+    def __init__(self, file: Path, contents: Iterable[str]) -> None:
+        self._file = file
+        self._contents = iter(contents)
+        self.pauses = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses += 1
+        content = next(self._contents, None)
+        if content is not None:
+            await asyncio.to_thread(self._file.write_text, content)
+
+
+async def test_the_front_half_of_a_policy_is_never_taken_for_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = [services("a"), services("a") + "---\n" + services("b"), services("a") + "---\n" + services("b", "c")]
+    file.write_text(halves[-1])
+    followed = Followed(file)
+    await followed.check()
+    writer = Writer(file, [*halves, services("d")])
+    monkeypatch.setattr(asyncio, "sleep", writer.sleep)
+    file.write_text("")
+    assert await followed.check() == QUIET  # back to what is in force, and so no change
+    assert writer.pauses == 3
+    file.write_text("")
+    assert await followed.check() == (["d"], None)
+    assert await followed.check() == QUIET
+
+
+async def test_a_file_that_never_settles_is_taken_as_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = Followed(file)
+    await followed.check()
+    writer = Writer(file, (services(f"s{n}") for n in count()))
+    monkeypatch.setattr(asyncio, "sleep", writer.sleep)
+    file.write_text("")
+    assert await followed.check() == ([f"s{SETTLE_ROUNDS - 1}"], None)
+    assert writer.pauses == SETTLE_ROUNDS
 
 
 async def test_a_change_within_one_tick_of_the_clock_is_found_all_the_same(
@@ -233,7 +279,7 @@ async def test_upstreams_are_added_at_every_load(file: Path) -> None:
 
 
 def test_a_policy_without_services_warns_that_it_serves_nothing(file: Path) -> None:
-    file.write_text("# nothing yet\n")
+    file.write_text("{apiVersion: sidecar/v1, kind: Policy}")
     assert read_policy(file).warnings == ("there is no service: every request is answered 404",)
     assert read_policy(file, upstreams=["http://a"]).warnings == ()
 
@@ -269,10 +315,8 @@ async def test_sighup_loads_at_once(file: Path) -> None:
         await _until(lambda: signal.getsignal(signal.SIGHUP) != before)
         for names in (["b"], ["b", "c"]):
             file.write_text(services(*names))
-            followed.told.clear()
             os.kill(os.getpid(), signal.SIGHUP)
-            await followed.told.wait()
-            assert followed.names == names
+            await followed.until_named(names)
         running.cancel()
     assert signal.getsignal(signal.SIGHUP) == before
 

@@ -89,13 +89,13 @@ def check_fallbacks(services: Mapping[str, Service]) -> Iterator[tuple[str, str]
 
 def _loop(start: str, services: Mapping[str, Service]) -> list[str] | None:
     """The names from `start` back to it, or None: a loop that `start` only leads into is told where it closes."""
-    trail = [start]
-    while (service := services.get(trail[-1])) is not None and service.fallback:
-        if service.fallback == start:
-            return [*trail, start]
-        if service.fallback in trail:
-            return None
-        trail.append(service.fallback)
+    trail = {start: None}  # a dict for its order
+    name = start
+    while (service := services.get(name)) is not None and service.fallback:
+        name = service.fallback
+        if name in trail:
+            return [*trail, start] if name == start else None
+        trail[name] = None
     return None
 
 

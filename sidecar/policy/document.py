@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 import yaml
 
-from sidecar.policy.errors import PolicyError, quote
+from sidecar.policy.errors import Faults, PolicyError, quote
 
 # 100,000 endpoints are about 12 MB; more is not a policy.
 MAX_FILE_BYTES: Final = 16 << 20
@@ -78,37 +78,37 @@ class Mapping(msgspec.Struct, frozen=True):
 Node = Scalar | Sequence | Mapping
 
 
-def documents(file: str, data: bytes, errors: list[PolicyError]) -> list[Node]:
-    """The documents in `data`, without empty ones; what is wrong is appended to `errors`.
+def documents(file: str, data: bytes, faults: Faults) -> list[Node]:
+    """The documents in `data`, without empty ones; what is wrong is added to `faults`.
 
     After a fault of syntax the documents before it are still returned, so that their own faults can be told too.
     """
-    text = _text(file, data, errors)
+    text = _text(file, data, faults)
     if text is None:
         return []
-    composer = _Composer(file, errors)
+    composer = _Composer(file, faults)
     try:
         composer.run(yaml.parse(text, Loader=_LOADER))
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         message = ": ".join(part for part in (exc.context, exc.problem) if part)
-        errors.append(PolicyError(file, mark.line + 1 if mark else 0, "$", f"not YAML: {message}"))
+        faults.add(PolicyError(file, mark.line + 1 if mark else 0, "$", f"not YAML: {message}"))
     except yaml.YAMLError as exc:
-        errors.append(PolicyError(file, 0, "$", f"not YAML: {exc}".partition("\n")[0]))
+        faults.add(PolicyError(file, 0, "$", f"not YAML: {exc}".partition("\n")[0]))
     except _TooMuch as exc:
-        errors.append(PolicyError(file, exc.line, "$", str(exc)))
+        faults.add(PolicyError(file, exc.line, "$", str(exc)))
     return composer.documents
 
 
-def _text(file: str, data: bytes, errors: list[PolicyError]) -> str | None:
+def _text(file: str, data: bytes, faults: Faults) -> str | None:
     if len(data) > MAX_FILE_BYTES:
-        errors.append(PolicyError(file, 0, "$", f"{len(data)} bytes; a policy file has at most {MAX_FILE_BYTES}"))
+        faults.add(PolicyError(file, 0, "$", f"{len(data)} bytes; a policy file has at most {MAX_FILE_BYTES}"))
         return None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
-        errors.append(PolicyError(file, line, "$", f"not UTF-8: byte 0x{data[exc.start]:02x}"))
+        faults.add(PolicyError(file, line, "$", f"not UTF-8: byte 0x{data[exc.start]:02x}"))
         return None
     if file.endswith(".json"):
         # JSON that YAML's scanners refuse: tabs between tokens (inside strings JSON has none), surrogate pairs.
@@ -152,11 +152,11 @@ class _Frame:
 class _Composer:
     """Events to trees, on a stack of its own: depth costs no recursion."""
 
-    __slots__ = ("_aliased", "_anchors", "_errors", "_file", "_frames", "documents")
+    __slots__ = ("_aliased", "_anchors", "_faults", "_file", "_frames", "documents")
 
-    def __init__(self, file: str, errors: list[PolicyError]) -> None:
+    def __init__(self, file: str, faults: Faults) -> None:
         self._file = file
-        self._errors = errors
+        self._faults = faults
         self._frames: list[_Frame] = []
         self._anchors: dict[str, tuple[Node, int]] = {}
         self._aliased = 0
@@ -258,4 +258,4 @@ class _Composer:
 
     def _error(self, line: int, message: str) -> None:
         path = "$" + "".join(frame.step() for frame in self._frames)
-        self._errors.append(PolicyError(self._file, line, path, message))
+        self._faults.add(PolicyError(self._file, line, path, message))

@@ -2,8 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
+
+# Nobody reads more at once, and a file of a million wrong keys must not cost a gigabyte.
+MAX_ERRORS: Final = 1000
 
 
 class PolicyError(msgspec.Struct, frozen=True):
@@ -25,6 +29,25 @@ class PolicyErrors(Exception):
     def __init__(self, errors: Sequence[PolicyError]) -> None:
         super().__init__("\n".join(str(error) for error in errors))
         self.errors = tuple(errors)
+
+
+class Faults:
+    """Collects errors, up to `MAX_ERRORS`."""
+
+    __slots__ = ("errors",)
+
+    def __init__(self) -> None:
+        self.errors: list[PolicyError] = []
+
+    def add(self, error: PolicyError) -> None:
+        """TooManyFaults when the last one fits that is told."""
+        self.errors.append(error)
+        if len(self.errors) >= MAX_ERRORS:
+            raise TooManyFaults
+
+
+class TooManyFaults(Exception):
+    """Nothing more is read; what was found so far is told."""
 
 
 Step = str | int

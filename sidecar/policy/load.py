@@ -1,7 +1,8 @@
 """Files to one snapshot, or to every fault in all of them.
 
 1. A file may hold several documents; files are taken in the order given, and a later document may not redefine a name.
-2. All faults of all files are told together. A file whose syntax breaks off still has its first documents judged.
+2. All faults of all files are told together, up to `MAX_ERRORS`. A file whose syntax breaks off still has its first
+   documents judged.
 3. A CircuitBreakerPolicy is the mesh's word on one scope, and holds for every service, over what the service says; its
    fallback is for services that name none, unless it would lead back to them.
 4. A fallback that these files do not define is a warning and means none: the same object is handed to sidecars that
@@ -18,7 +19,7 @@ from sidecar.policy.address import parse_url
 from sidecar.policy.check import check_fallbacks, check_identity, check_service, warnings_of
 from sidecar.policy.document import Mapping as MapNode
 from sidecar.policy.document import Node, Scalar, documents
-from sidecar.policy.errors import PolicyError, PolicyErrors, Step, path_of, quote
+from sidecar.policy.errors import Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
 from sidecar.policy.read import Reader, line_of
 from sidecar.policy.schema import (
     BreakerRule,
@@ -44,7 +45,8 @@ KINDS = "CircuitBreakerPolicy, Policy"
 def load(files: Sequence[tuple[str, bytes]], version: int) -> Snapshot:
     """The snapshot that `files` (name, content) make together; PolicyErrors with every fault otherwise.
 
-    No files, or empty ones, make a snapshot without services.
+    No files make a snapshot without services. Files without any document are a fault: nobody writes an empty policy,
+    but copying truncates a file first.
     """
     return _Assembly().snapshot(files, version)
 
@@ -76,7 +78,9 @@ def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
     faults = [_flag_error(f"{fault.message} ({path_of(fault.steps)})") for fault in check_service(service)]
     if faults:
         raise PolicyErrors(faults)
-    return replace(snapshot, services=(service,))
+    warnings = list(snapshot.warnings)
+    warnings_of((service,), snapshot.identity, lambda words: None if words in warnings else warnings.append(words))
+    return replace(snapshot, services=(service,), warnings=tuple(warnings))
 
 
 def _flag_error(message: str) -> PolicyError:
@@ -95,14 +99,12 @@ def _is_local(url: str) -> bool:
 class _Judge:
     """One document that was read: reports the faults of the rules that did not build on a fault of reading."""
 
-    def __init__(
-        self, file: str, tree: Node, reader: Reader, read: list[PolicyError], errors: list[PolicyError]
-    ) -> None:
+    def __init__(self, file: str, tree: Node, reader: Reader, faults: Faults) -> None:
         self._file = file
         self._tree = tree
         self._reader = reader
-        self._errors = errors
-        self._wrong = frozenset(error.path for error in read)
+        self._faults = faults
+        self._wrong = frozenset(reader.wrong)
         self._around_wrong = frozenset(prefix for path in self._wrong for prefix in _prefixes(path))
 
     def fault(self, steps: Sequence[Step], message: str, needs: Sequence[Sequence[Step]] = ()) -> None:
@@ -112,7 +114,7 @@ class _Judge:
             if path in self._around_wrong or not self._wrong.isdisjoint(_prefixes(path)):
                 return
         written = self._reader.written(steps)
-        self._errors.append(PolicyError(self._file, self._line(steps), path_of(written), message))
+        self._faults.add(PolicyError(self._file, self._line(steps), path_of(written), message))
 
     def place(self, steps: Sequence[Step]) -> str:
         """`file:line` of `steps`."""
@@ -136,7 +138,7 @@ class _Assembly:
     """What the documents read so far define, and where."""
 
     def __init__(self) -> None:
-        self._errors: list[PolicyError] = []
+        self._faults = Faults()
         self._services: dict[str, Service] = {}
         self._qos: dict[str, QosPolicy] = {}
         self._mesh: dict[str, MeshBreaker] = {}
@@ -145,13 +147,20 @@ class _Assembly:
         self._defined: dict[str, _Definition] = {}
 
     def snapshot(self, files: Sequence[tuple[str, bytes]], version: int) -> Snapshot:
-        for file, data in files:
-            for tree in documents(file, data, self._errors):
-                self._document(file, tree)
-        self._check_fallbacks()
-        if self._errors:
+        empty = bool(files)
+        try:
+            for file, data in files:
+                for tree in documents(file, data, self._faults):
+                    empty = False
+                    self._document(file, tree)
+            self._check_fallbacks()
+            if empty and not self._faults.errors:
+                self._faults.add(PolicyError(files[0][0], 0, "$", "no policy: there is no document here"))
+        except TooManyFaults:
+            pass
+        if errors := self._faults.errors:
             order = {file: index for index, (file, _) in enumerate(files)}
-            raise PolicyErrors(sorted(self._errors, key=lambda error: (order[error.file], error.line)))
+            raise PolicyErrors(sorted(errors, key=lambda error: (order[error.file], error.line)))
         mesh = tuple(self._mesh.values())
         warnings: list[str] = []
         services = tuple(
@@ -172,7 +181,7 @@ class _Assembly:
         )
 
     def _document(self, file: str, tree: Node) -> None:
-        reader = Reader(file, self._errors)
+        reader = Reader(file, self._faults)
         kind = _kind(tree)
         match kind:
             case "Policy":
@@ -189,13 +198,11 @@ class _Assembly:
                 reader.error(line_of(tree, "kind"), "$.kind", f"expected one of {KINDS}, got {quote(kind)}")
 
     def _policy(self, file: str, tree: Node) -> None:
-        errors: list[PolicyError] = []
-        reader = Reader(file, errors)
+        reader = Reader(file, self._faults)
         values = reader.fields(tree, PolicyDocument)
         # A wrong apiVersion is told, and the rest judged all the same.
         policy = PolicyDocument(**{"api_version": "sidecar/v1", "kind": "Policy", **values})
-        judge = _Judge(file, tree, reader, errors, self._errors)
-        self._errors.extend(errors)
+        judge = _Judge(file, tree, reader, self._faults)
         for index, service in enumerate(policy.services):
             at: tuple[Step, ...] = ("services", index)
             if self._define(f"service {service.name}", judge, at, "name"):
@@ -213,12 +220,10 @@ class _Assembly:
             self._ready_when = policy.ready_when
 
     def _mesh_breaker(self, file: str, tree: Node) -> None:
-        errors: list[PolicyError] = []
-        reader = Reader(file, errors)
+        reader = Reader(file, self._faults)
         document = reader.struct(tree, MeshBreakerDocument)
-        self._errors.extend(errors)
         if isinstance(document, MeshBreakerDocument):
-            judge = _Judge(file, tree, reader, errors, self._errors)
+            judge = _Judge(file, tree, reader, self._faults)
             named = self._define(f"CircuitBreakerPolicy {document.metadata.name}", judge, ("metadata", "name"))
             scope = document.spec.scope
             if named and self._define(f"the CircuitBreakerPolicy for scope {scope}", judge, ("spec", "scope")):

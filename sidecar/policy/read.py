@@ -18,7 +18,7 @@ from msgspec import inspect
 from sidecar.policy.document import Mapping, Node, Scalar
 from sidecar.policy.document import Sequence as ListNode
 from sidecar.policy.duration import parse_seconds
-from sidecar.policy.errors import PolicyError, Step, path_of, quote
+from sidecar.policy.errors import Faults, PolicyError, Step, path_of, quote
 from sidecar.policy.schema import Seconds
 
 
@@ -30,13 +30,14 @@ BAD: Final = Bad()
 
 
 class Reader:
-    """Reads trees of one document; faults go to `errors`."""
+    """Reads the tree of one document; `wrong` are the paths of the faults it told."""
 
-    __slots__ = ("_dropped", "_errors", "_file")
+    __slots__ = ("_dropped", "_faults", "_file", "wrong")
 
-    def __init__(self, file: str, errors: list[PolicyError]) -> None:
+    def __init__(self, file: str, faults: Faults) -> None:
         self._file = file
-        self._errors = errors
+        self._faults = faults
+        self.wrong: set[str] = set()
         self._dropped: dict[str, list[int]] = {}
 
     def struct(self, node: Node, kind: type[msgspec.Struct], path: str = "$") -> Any:
@@ -75,7 +76,8 @@ class Reader:
 
     def error(self, line: int, path: str, message: str) -> None:
         """Report a fault at `path`."""
-        self._errors.append(PolicyError(self._file, line, path, message))
+        self.wrong.add(path)
+        self._faults.add(PolicyError(self._file, line, path, message))
 
     def _wrong(self, node: Node, path: str, message: str) -> Bad:
         self.error(node.line, path, message)
@@ -178,9 +180,10 @@ class Reader:
         if kind.max_length is not None and len(node.items) > kind.max_length:
             return self._wrong(node, path, f"{len(node.items)} items; at most {kind.max_length}")
         values = [self._value(item, kind.item_type, f"{path}[{index}]") for index, item in enumerate(node.items)]
-        if BAD in values:
+        kept = tuple(value for value in values if value is not BAD)
+        if len(kept) < len(values):
             self._dropped[path] = [index for index, value in enumerate(values) if value is not BAD]
-        return tuple(value for value in values if value is not BAD)
+        return kept
 
     def _dict(self, node: Node, kind: inspect.DictType, path: str) -> Any:
         if not isinstance(node, Mapping):

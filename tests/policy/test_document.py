@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sidecar.policy import document
 from sidecar.policy.document import MAX_ALIASED_NODES, MAX_DEPTH, MAX_FILE_BYTES, Mapping, Node, Scalar, documents
 from sidecar.policy.document import Sequence as ListNode
-from sidecar.policy.errors import PolicyError
+from sidecar.policy.errors import Faults, PolicyError
 
 
 @pytest.fixture(params=["libyaml", "pure"], autouse=True)
@@ -25,9 +25,9 @@ def _both_parsers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 def read(text: str | bytes, file: str = "a.yaml") -> tuple[list[Any], list[PolicyError]]:
-    errors: list[PolicyError] = []
+    faults = Faults()
     data = text if isinstance(text, bytes) else text.encode()
-    return [plain(node) for node in documents(file, data, errors)], errors
+    return [plain(node) for node in documents(file, data, faults)], faults.errors
 
 
 def value(text: str) -> Any:
@@ -74,13 +74,13 @@ KINDS = {
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in KINDS.items() for text in texts])
 def test_plain_scalars_mean_what_yaml_1_2_says(kind: str, text: str) -> None:
-    errors: list[PolicyError] = []
-    (tree,) = documents("a.yaml", f"key: {text}".encode(), errors)
+    faults = Faults()
+    (tree,) = documents("a.yaml", f"key: {text}".encode(), faults)
     assert isinstance(tree, Mapping)
     scalar = tree.entries["key"][1]
     assert isinstance(scalar, Scalar)
     assert scalar.kind == kind
-    assert not errors
+    assert not faults.errors
 
 
 @pytest.mark.parametrize("text", [text for texts in KINDS.values() for text in texts])
@@ -239,8 +239,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key() -> None:
 
 
 def test_lines_are_those_of_keys_and_items() -> None:
-    errors: list[PolicyError] = []
-    first, second = documents("a.yaml", b"# top\na:\n  - x\n  -\n    b: 1\n---\nc: |\n  one\n  two\nd: 1\n", errors)
+    faults = Faults()
+    first, second = documents("a.yaml", b"# top\na:\n  - x\n  -\n    b: 1\n---\nc: |\n  one\n  two\nd: 1\n", faults)
     assert isinstance(first, Mapping)
     assert isinstance(second, Mapping)
     key, items = first.entries["a"]

@@ -1,6 +1,6 @@
 import pytest
 
-from sidecar.policy.errors import PolicyError, PolicyErrors, Step, path_of, quote
+from sidecar.policy.errors import MAX_ERRORS, Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
 
 
 def test_an_error_reads_as_compilers_write_them() -> None:
@@ -35,3 +35,11 @@ def test_a_path_is_one_line_and_says_where_a_key_ends(steps: tuple[Step, ...], p
 def test_text_of_a_file_is_shown_short_and_harmless(text: str, quoted: str) -> None:
     assert quote(text).strip('"') == quoted.strip('"')
     assert quote(text).isprintable()
+
+
+def test_no_more_faults_are_collected_than_anybody_reads() -> None:
+    faults = Faults()
+    with pytest.raises(TooManyFaults):
+        for line in range(2 * MAX_ERRORS):
+            faults.add(PolicyError("a", line, "$", "x"))
+    assert len(faults.errors) == MAX_ERRORS

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.policy.errors import MAX_ERRORS
 from sidecar.policy.load import PolicyErrors, endpoint_key, load, single, with_upstreams
 from sidecar.policy.schema import (
     Deadlines,
@@ -267,10 +268,15 @@ def test_a_fallback_that_is_not_defined_is_a_warning_and_none() -> None:
     assert snapshot.warnings == ("service a: there is no service b to fall back to",)
 
 
-@pytest.mark.parametrize("content", [b"", b"# nothing\n", b"---\n---\n", b"{apiVersion: sidecar/v1, kind: Policy}"])
-def test_a_policy_without_services_is_legal(content: bytes) -> None:
-    assert load([("a.yaml", content)], 3) == Snapshot(version=3, services=())
+def test_a_policy_without_services_is_legal() -> None:
+    assert load([("a.yaml", b"{apiVersion: sidecar/v1, kind: Policy}")], 3) == Snapshot(version=3, services=())
     assert load([], 3) == Snapshot(version=3, services=())
+
+
+@pytest.mark.parametrize("content", [b"", b"# nothing\n", b"---\n---\n", b"null"])
+def test_files_without_any_document_are_a_fault(content: bytes) -> None:
+    assert faults(content, content) == ["a.yaml: $: no policy: there is no document here"]
+    assert faults(content, text(policy())) == []
 
 
 @pytest.mark.parametrize(
@@ -352,6 +358,14 @@ def test_upstreams_beside_a_policy_go_to_its_only_service() -> None:
     assert with_upstreams(snapshot, []) is snapshot
 
 
+def test_upstreams_that_get_no_traffic_are_warned_of() -> None:
+    endpoint = {"url": "http://a", "version": "v2"}
+    changed = with_upstreams(
+        load_documents(policy({"name": "a", "endpoints": [endpoint], "split": {"v2": 1}})), ["http://b"]
+    )
+    assert changed.warnings == ("service a: endpoints of v1 get no traffic: split gives that version no part",)
+
+
 def test_upstreams_beside_several_services_are_an_error_that_says_so() -> None:
     snapshot = load_documents(policy({"name": "a"}, {"name": "b"}))
     with pytest.raises(PolicyErrors, match=r"only service.*several \(a, b\)"):
@@ -386,6 +400,22 @@ def test_ten_thousand_endpoints_are_a_policy_too() -> None:
     began = time.process_time()
     assert len(load_text("\n".join(lines)).services[0].endpoints) == 10_000
     assert time.process_time() - began < 20  # some 0.5 s; quadratic would take minutes
+
+
+def test_a_file_of_a_million_faults_is_told_in_part_and_soon() -> None:
+    wrong = "\n".join(f"  k{n}: 1" for n in range(300_000))
+    began = time.process_time()
+    told = faults(f"apiVersion: sidecar/v1\nkind: Policy\nservices:\n- name: s\n{wrong}\n")
+    assert time.process_time() - began < 30  # some 3 s
+    assert len(told) == MAX_ERRORS
+
+
+def test_a_long_chain_of_fallbacks_is_judged_soon() -> None:
+    services = [{"name": f"s{n}", "fallback": f"s{n + 1}"} for n in range(999)]
+    began = time.process_time()
+    ((path, message),) = faults_of(policy(*services, {"name": "s999", "fallback": "s999"}))
+    assert time.process_time() - began < 20  # some 0.5 s
+    assert (path, message) == ("$.services[999].fallback", "a service cannot be its own fallback")
 
 
 def test_the_default_file_says_exactly_the_defaults_and_warns_of_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import inspect
 
 from sidecar.policy.document import documents
-from sidecar.policy.errors import PolicyError, path_of
+from sidecar.policy.errors import Faults, PolicyError, path_of
 from sidecar.policy.load import PolicyErrors, load
 from sidecar.policy.read import BAD, Reader, line_of
 from sidecar.policy.schema import Deadlines, Endpoint, Seconds, Service
@@ -69,9 +69,9 @@ def test_a_number_that_no_bound_catches_is_refused(place: Place, literal: str) -
 
 @pytest.mark.parametrize(("literal", "value"), [("3", 3), ("3.0", 3), ("3e0", 3), ("+3", 3), ("0x3", 3), ("0o3", 3)])
 def test_a_whole_number_may_be_written_as_yaml_writes_it(literal: str, value: int) -> None:
-    errors: list[PolicyError] = []
-    (tree,) = documents("a", f"{{name: s, retry: {{attempts: {literal}}}}}".encode(), errors)
-    service = Reader("a", errors).struct(tree, Service)
+    faults = Faults()
+    (tree,) = documents("a", f"{{name: s, retry: {{attempts: {literal}}}}}".encode(), faults)
+    service = Reader("a", faults).struct(tree, Service)
     assert service.retry.attempts == value
     assert isinstance(service.retry.attempts, int)
 
@@ -136,28 +136,28 @@ def test_an_unknown_key_comes_with_a_hint(wrong: str, hint: str) -> None:
 
 
 def test_everything_else_is_read_although_something_is_wrong() -> None:
-    errors: list[PolicyError] = []
+    faults = Faults()
     text = (
         b"{name: s, nope: 1, deadlines: {connect: 5, head: 2s}, endpoints: [{url: 'http://a'}, {}, {url: 'http://b'}]}"
     )
-    (tree,) = documents("a.yaml", text, errors)
-    reader = Reader("a.yaml", errors)
+    (tree,) = documents("a.yaml", text, faults)
+    reader = Reader("a.yaml", faults)
     service = reader.struct(tree, Service)
     assert service.deadlines == Deadlines(head_s=Seconds(2))
     assert service.endpoints == (Endpoint(url="http://a"), Endpoint(url="http://b"))
-    assert [error.path for error in errors] == ["$.nope", "$.deadlines.connect", "$.endpoints[1].url"]
+    assert [error.path for error in faults.errors] == ["$.nope", "$.deadlines.connect", "$.endpoints[1].url"]
     assert reader.written(("endpoints", 1, "url")) == ("endpoints", 2, "url")
 
 
 def test_a_struct_without_a_required_field_is_bad() -> None:
-    errors: list[PolicyError] = []
-    (tree,) = documents("a.yaml", b"\nengine: vllm", errors)
-    assert Reader("a.yaml", errors).struct(tree, Endpoint) is BAD
-    assert errors == [PolicyError("a.yaml", 2, "$.url", "missing")]
+    faults = Faults()
+    (tree,) = documents("a.yaml", b"\nengine: vllm", faults)
+    assert Reader("a.yaml", faults).struct(tree, Endpoint) is BAD
+    assert faults.errors == [PolicyError("a.yaml", 2, "$.url", "missing")]
 
 
 def test_lines_are_found_by_path_and_end_at_the_last_thing_there() -> None:
-    (tree,) = documents("a.yaml", b"a:\n  b:\n  - c: 1\n  -\n    d: 2\n", [])
+    (tree,) = documents("a.yaml", b"a:\n  b:\n  - c: 1\n  -\n    d: 2\n", Faults())
     assert line_of(tree) == 1
     assert line_of(tree, "a", "b", 0, "c") == 3
     assert line_of(tree, "a", "b", 1, "d") == 5
