@@ -1,6 +1,7 @@
 """The JSON that the admin pages show, as frozen structs read off the fleet."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,7 +14,7 @@ from sidecar.policy.duration import format_seconds
 from sidecar.policy.schema import Seconds, Snapshot
 
 
-class BreakerLine(msgspec.Struct, frozen=True):
+class BreakerLine(msgspec.Struct, frozen=True, gc=False):
     """One breaker. `since` is ISO 8601 in UTC; `by` is empty unless an operator set it; `version` grows with change."""
 
     scope: str
@@ -93,11 +94,16 @@ class HealthPage(msgspec.Struct, frozen=True):
     parts: dict[str, Part]
 
 
-def breakers(facts: Facts) -> list[BreakerLine]:
-    """Every breaker that ever tripped, and every endpoint's."""
+def breakers(facts: Facts, scope: str = "", key: str = "") -> Iterator[BreakerLine]:
+    """Every breaker that ever tripped, and every endpoint's; with `key`, only the one of that scope and key.
+
+    One at a time: when an engine dies under 100,000 sessions there may be as many, and streams run in between.
+    """
     now, wall = facts.now(), facts.wall()
-    return [
-        BreakerLine(
+    for view in facts.fleet.views(now):
+        if key and (view.key != key or view.scope != scope):
+            continue
+        yield BreakerLine(
             scope=view.scope,
             key=view.key,
             service=view.service,
@@ -107,8 +113,6 @@ def breakers(facts: Facts) -> list[BreakerLine]:
             why=view.why,
             by=view.by,
         )
-        for view in facts.fleet.views(now)
-    ]
 
 
 def routes(facts: Facts) -> list[RouteLine]:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from yarl import URL
 
-from sidecar.admin.app import ACTIONS, STOP_S, serve_admin
+from sidecar.admin.app import ACTIONS, SLICE, STOP_S, serve_admin
 from sidecar.admin.facts import Phase
 from sidecar.core.breaker import Scope
 from sidecar.kernel.ids import EndpointKey, SessionId
@@ -111,6 +111,15 @@ async def test_node_is_opened_closed_and_reset(action: str) -> None:
         assert breaker(admin.facts).state.value == after
         (transition,) = admin.facts.recorder.seen
         assert (transition.old.value, transition.new.value) == (before, after)
+
+
+@pytest.mark.parametrize("size", [0, 1, SLICE - 1, SLICE, SLICE + 1, 3 * SLICE])
+async def test_no_breaker_is_lost_between_slices(size: int) -> None:
+    facts = StillFacts(snapshot(service(*(f"10.0.{number // 250}.{number % 250}:8000" for number in range(size)))))
+    async with door(facts) as admin:
+        answer = await admin.ask("GET", "/breakers")
+        lines = msgspec.convert(answer.json(), list[dict[str, object]])
+        assert [line["key"] for line in lines] == list(facts.fleet.services[CHAT].nodes)
 
 
 async def test_order_that_changes_nothing_is_obeyed_without_a_transition() -> None:

@@ -24,7 +24,7 @@ def read(page: object) -> object:
 def test_breaker_line_has_the_contract_s_members() -> None:
     facts = StillFacts(snapshot(service(A)))
     trip([breaker(facts)], 990.0)
-    assert read(views.breakers(facts)) == [
+    assert read(list(views.breakers(facts))) == [
         {
             "scope": "node",
             "key": A,
@@ -41,6 +41,14 @@ def test_breaker_line_has_the_contract_s_members() -> None:
 def test_same_endpoint_in_two_services_is_two_lines() -> None:
     facts = StillFacts(snapshot(service(A), service(A, name="other")))
     assert [(line.service, line.key) for line in views.breakers(facts)] == [("chat", A), ("other", A)]
+
+
+def test_one_breaker_can_be_asked_for() -> None:
+    facts = StillFacts(snapshot(service(A, B), service(A, name="other")))
+    facts.fleet.services[CHAT].session(SessionId(A), 1000.0)
+    facts.fleet.override(Scope.SESSION, A, "open", 1000.0, "operator")
+    asked = [(line.scope, line.service, line.key) for line in views.breakers(facts, "node", A)]
+    assert asked == [("node", "chat", A), ("node", "other", A)]
 
 
 def test_operator_s_order_names_him() -> None:
@@ -175,7 +183,7 @@ def test_name_that_is_no_text_breaks_no_page() -> None:
     facts = StillFacts(snapshot(service(A)))
     facts.fleet.services[CHAT].session(SessionId("\ud800"), 1000.0)
     facts.fleet.override(Scope.SESSION, "\ud800", "open", 1000.0, "operator")
-    lines = json.loads(views.encode(views.breakers(facts)))
+    lines = json.loads(views.encode(list(views.breakers(facts))))
     assert [line["key"] for line in lines] == [A, "\ud800"]
 
 
