@@ -108,6 +108,21 @@ def test_a_prompt_that_is_too_long_is_the_sessions(text: str, status: int) -> No
     assert (verdict.node, verdict.session, verdict.resend) == (Result.IGNORED, Result.FAILURE, False)
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "ending"),
+    [
+        (500, AnswerError("m", "overloaded_error"), Ending.OVERLOADED),
+        (503, AnswerError("m", "", "server_overloaded"), Ending.OVERLOADED),
+        (400, AnswerError("m", "invalid_request_error", "context_length_exceeded"), Ending.CONTEXT_LENGTH),
+        (400, AnswerError("m", "", 40303), Ending.CONTEXT_LENGTH),
+        (422, AnswerError("m", "exceed_context_size_error"), Ending.CONTEXT_LENGTH),
+    ],
+    ids=str,
+)
+def test_a_name_in_the_error_speaks_beside_the_status(status: int, error: AnswerError, ending: Ending) -> None:
+    assert ending_of_status(status, error, False) is ending
+
+
 def test_payload_too_large_is_the_sessions_without_a_word() -> None:
     assert ending_of_status(413, None, False) is Ending.CONTEXT_LENGTH
 
