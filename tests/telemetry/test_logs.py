@@ -211,3 +211,14 @@ def test_lines_reach_a_real_pipe() -> None:
     with os.fdopen(reader, "rb") as stream:
         events = [json.loads(line)["event"] for line in stream]
     assert events == ["request", "stopped"]
+
+
+async def test_lines_are_written_to_the_end_from_within_a_loop() -> None:
+    """As the process does it; whatever blocks the loop raises here."""
+    reader, writer = os.pipe()
+    with Logs(LineWriter(writer), wall) as logs:
+        for _ in range(20):
+            logs.request(request())
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        assert len(stream.readlines()) == 20
