@@ -18,6 +18,10 @@ _TEXT_LIMIT = 512
 """Characters kept of an error's text: what classifies stands at its start, what follows is often the prompt."""
 
 
+_WRAPPINGS = 3
+"""Times that an `error` is looked for inside an `error` or `detail`: gateways wrap what their engine said once."""
+
+
 class AnswerError(msgspec.Struct, frozen=True):
     """An error as an engine words it. `type` is empty and `code` None where it names none.
 
@@ -93,7 +97,8 @@ def read_answer(api: Api | None, body: bytes, *, status: int = 200) -> Answer:
     try:
         parsed = _decode(body)
     except (ValueError, RecursionError):
-        return Answer(error=read_error(body, soft=failed), malformed=True)
+        error = read_error(body, soft=failed)
+        return Answer(error=error, malformed=error is None)
     whole = _is_whole(api, parsed)
     soft = failed or not (whole or api is None or api is Api.OTHER)
     error = _error_of(parsed.error, parsed.kind, parsed.type, parsed.code, parsed.message, parsed.detail, soft=soft)
@@ -151,16 +156,18 @@ def usage_of(body: UsageBody | None, before: Usage | None = None) -> Usage | Non
 
 
 def _whole(count: float | None) -> int | None:
-    # A float may be infinite: 1e400 is good JSON.
-    return int(count) if count is not None and isfinite(count) else None
+    if count is None or isinstance(count, int):
+        return count
+    # 1e400 is good JSON and an infinite float.
+    return int(count) if isfinite(count) else None
 
 
 def error_from(value: object) -> AnswerError:
     """An error object's (or text's) words, whatever its shape."""
+    for _ in range(_WRAPPINGS):
+        if isinstance(value, dict) and "message" not in value and value.get("error"):
+            value = value["error"]
     if isinstance(value, dict):
-        inner = value.get("error")
-        if inner and "message" not in value:
-            return error_from(inner)
         message = value.get("message") or value.get("msg") or value.get("detail")
         return AnswerError(_text(message if message else value), _name(value.get("type")), _code(value.get("code")))
     return AnswerError(_text(value))
@@ -189,13 +196,17 @@ def _is_whole(api: Api | None, body: _Body) -> bool:
         case Api.CHAT | Api.COMPLETIONS:
             return body.choices is not None
         case Api.RESPONSES:
-            return bool(bytes(body.output)) or body.status is not None
+            return _is_there(body.output) or body.status is not None
         case Api.MESSAGES:
-            return bool(bytes(body.content))
+            return _is_there(body.content)
         case Api.EMBEDDINGS:
-            return bool(bytes(body.data))
+            return _is_there(body.data)
         case Api.OTHER | None:
             return True
+
+
+def _is_there(raw: msgspec.Raw) -> bool:
+    return memoryview(raw).nbytes > 0
 
 
 def _finish_of(body: _Body) -> str | None:
@@ -213,7 +224,10 @@ def _text(value: object) -> str:
         return value[:_TEXT_LIMIT]
     if value is None:
         return ""
-    return json.dumps(value, default=str, ensure_ascii=False)[:_TEXT_LIMIT]
+    try:
+        return json.dumps(value, ensure_ascii=False)[:_TEXT_LIMIT]
+    except RecursionError:
+        return ""
 
 
 def _name(value: object) -> str:

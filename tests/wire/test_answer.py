@@ -83,6 +83,7 @@ SHAPES = {
     "flat typed": (body(type="error", code="c", message="m"), AnswerError("m", "", "c")),
     "detail text": (body(detail="m"), AnswerError("m")),
     "detail list": (body(detail=[{"msg": "m"}]), AnswerError('[{"msg": "m"}]')),
+    "error in an error in an error": (body(error={"error": {"error": {"message": "m"}}}), AnswerError("m")),
     "detail error": (body(detail={"error": {"message": "m", "code": 401}}), AnswerError("m", "", 401)),
     "detail object": (body(detail={"message": "m", "code": "c"}), AnswerError("m", "", "c")),
     "error msg": (body(error={"msg": "m"}), AnswerError("m")),
@@ -170,6 +171,24 @@ def test_a_good_answer_is_not_malformed(api: Api | None, data: bytes) -> None:
 def test_several_choices_tell_the_last_finish_reason() -> None:
     choices = [{"finish_reason": "stop"}, {"finish_reason": "length"}, {"finish_reason": None}]
     assert read_answer(Api.CHAT, body(choices=choices)).finish_reason == "length"
+
+
+@pytest.mark.parametrize("depth", [10, 300, 900, 950, 980, 990, 1000, 5000])
+@pytest.mark.parametrize("key", ["error", "detail", "a"])
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_error_wrapped_without_end_raises_nothing(depth: int, key: str, status: int) -> None:
+    nested = f'{{"{key}":' * depth + '{"message":"m"}' + "}" * depth
+    for data in (nested, f'{{"choices":[],"error":[{nested}]}}', f'{{"detail":{nested}}}'):
+        answer = read_answer(Api.CHAT, data.encode(), status=status)
+        assert answer.error is not None or answer.malformed or status == 500
+
+
+@pytest.mark.parametrize("digits", [30, 400, 5000])
+@pytest.mark.parametrize("more", [b"", b',"x":NaN'])
+def test_a_count_of_many_digits_raises_nothing(digits: int, more: bytes) -> None:
+    data = b'{"choices":[],"usage":{"prompt_tokens":' + b"9" * digits + b"}" + more + b"}"
+    answer = read_answer(Api.CHAT, data)
+    assert answer.usage is not None or answer.malformed
 
 
 def test_a_failed_response_is_an_error() -> None:

@@ -518,6 +518,17 @@ def test_a_malformed_event_is_counted_and_the_next_is_read(api: Api, data: bytes
     assert (reader.tokens, reader.events, reader.malformed) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("depth", [10, 900, 950, 980, 990, 1000])
+@pytest.mark.parametrize("key", ["error", "detail", "a"])
+@pytest.mark.parametrize("api", list(Api))
+def test_an_event_nested_without_end_raises_nothing(api: Api, key: str, depth: int) -> None:
+    data = b"data: " + b'{"%b":' % key.encode() * depth + b"1" + b"}" * depth + b"\n\n"
+    for kind in (b"", b"event: error\n"):
+        reader = StreamReader(api)
+        reader.feed(kind + data)
+        assert reader.events + reader.malformed == 1
+
+
 def test_an_event_too_long_counts_as_malformed() -> None:
     reader = StreamReader(Api.CHAT, limit=300)
     assert reader.feed(chat({"content": "x" * 400}) + chat({"content": "a"})) is True
