@@ -181,8 +181,10 @@ async def spawn(name: str, core: int, port: int, command: Sequence[str], log: Pa
         except OSError as exc:
             late = asyncio.get_running_loop().time() > deadline
             if late or popen.poll() is not None:
+                code = popen.poll()
                 end(process)
-                raise SystemExit(f"{name} did not start: {log.read_text(errors='replace')[-2000:]}") from exc
+                how = f"ended with {code}" if code is not None else f"did not listen within {START_S:g} s"
+                raise SystemExit(f"{name} {how}: {log.read_text(errors='replace')[-2000:]}") from exc
             await asyncio.sleep(0.05)
         else:
             writer.close()
@@ -308,7 +310,8 @@ async def started(load: Load, streams: int) -> None:
 
 def checked(load: Load, sample: Sample) -> Sample:
     if load.tally.bad or not sample.units:
-        raise SystemExit(f"{sample.arm} {sample.kind}: {load.tally.bad} failures, {load.tally.failures}")
+        told = f"{load.tally.bad} failures, {load.tally.failures}" if load.tally.bad else "nothing came through"
+        raise SystemExit(f"{sample.arm} {sample.kind}: {told}; --keep-logs DIR keeps what it said")
     return sample
 
 
