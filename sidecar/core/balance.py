@@ -75,13 +75,13 @@ def pick(
     pool = service.pool(model, version)
     if service.policy.balance.affinity == "off":
         session = None
-    stirs = service.roster.stirs
-    if not tried and (now >= pool.probe_at or stirs != pool.stirs):
-        node = _probe(service, pool, tried, now)
-        if node is not None:
-            return _choose(service, session, node, version, now)
-    if now < pool.refused_until and stirs == pool.stirs and not tried:
-        return Unavailable(Reason.BREAKER_OPEN, pool.refused_until)
+    if not tried:
+        if now >= pool.probe_at or service.roster.stirs != pool.stirs:
+            node = _probe(service, pool, tried, now)
+            if node is not None:
+                return _choose(service, session, node, version, now)
+        elif now < pool.refused_until:
+            return Unavailable(Reason.BREAKER_OPEN, pool.refused_until)
     if session is not None and session.node_key is not None:
         choice = _preferred(service, session, pool, tried, now)
         if choice is not None:
@@ -111,8 +111,6 @@ def bind(session: Session, choice: Choice, now: float) -> None:
             session.home_key = None
         session.node_key = key
     elif choice.affinity == "returned":
-        if session.home_key != key:
-            return
         session.node_key = key
         session.home_key = None
     elif session.node_key is None:

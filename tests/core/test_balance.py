@@ -345,9 +345,10 @@ def test_modes_that_do_not_enforce_change_no_choice(mode: Mode) -> None:
     bench = Bench(service_of(2, msgspec.structs.replace(RULE, mode=mode)))
     for _ in range(20):
         record(bench.node(1).breaker, F, 0.0)
-    bench.node(2).in_flight = 1
-    for now in (1.0, 20.0):
-        assert {chosen(bench.pick(now)).node.key for _ in range(20)} == {"h1:80"}
+    for busy, idle in ((1, 2), (2, 1)):
+        bench.node(busy).in_flight, bench.node(idle).in_flight = 1, 0
+        for now in (1.0, 20.0):
+            assert {chosen(bench.pick(now)).node.key for _ in range(20)} == {key(idle)}
 
 
 def test_aborted_canaries_that_are_open_cost_no_search_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,6 +454,27 @@ def test_a_bound_session_may_be_the_probe_of_its_own_node() -> None:
     bench = Bench(service_of(2)).bound(1)
     trip(bench.node(1).breaker, 0.0)
     assert bench.served(10.0) == ("h1:80", "bound")
+
+
+@pytest.mark.parametrize("why", ["full", "tried"])
+def test_it_does_not_return_to_a_home_that_cannot_take_this_request(why: str) -> None:
+    bench = Bench(service_of(2)).bound(1)
+    trip(bench.node(1).breaker, 0.0)
+    bench.served(0.0)
+    record(bench.node(1).breaker, S, 10.0, times=2)
+    if why == "full":
+        bench.node(1).overload_until = 20.0
+    assert bench.served(10.0, S, *((1,) if why == "tried" else ())) == ("h2:80", "bound")
+    assert bench.served(20.0) == ("h1:80", "returned")
+
+
+def test_a_probe_elsewhere_moves_no_session() -> None:
+    bench = Bench(service_of(2)).bound(1)
+    trip(bench.node(2).breaker, 0.0)
+    assert bench.served(10.0) == ("h2:80", "")
+    trip(bench.node(1).breaker, 10.0)
+    assert bench.served(10.0) == ("h2:80", "")
+    assert bench.session.node_key == "h1:80"
 
 
 def test_a_session_that_had_to_move_twice_returns_to_its_first_home() -> None:
