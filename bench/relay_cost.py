@@ -169,10 +169,14 @@ def free_port() -> int:
 
 async def spawn(name: str, core: int, port: int, command: Sequence[str], log: Path) -> Process:
     """Start a child pinned to `core`; returns when its port answers. Its output goes to `log`."""
+    mine = os.sched_getaffinity(0)
     with log.open("wb") as out:
-        popen = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=lambda: os.sched_setaffinity(0, {core})
-        )
+        # A child inherits it. Not by preexec_fn: code between fork and exec may hang where threads hold locks.
+        os.sched_setaffinity(0, {core})
+        try:
+            popen = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        finally:
+            os.sched_setaffinity(0, mine)
     process = Process(name, popen, port)
     deadline = asyncio.get_running_loop().time() + START_S
     while True:
