@@ -290,7 +290,8 @@ class ServiceState:
         transition = breaker.record(permit, result, now, why)
         if breaker.generation == 0 and breaker.unblemished:
             session.breaker = None
-            self._session_breakers.pop(session.id, None)
+            if self._session_breakers.get(session.id) is breaker:
+                del self._session_breakers[session.id]
         return transition
 
     def request_breaker(self, key: str, now: float) -> Breaker:

@@ -393,6 +393,19 @@ def test_results_of_forgotten_sessions_leave_nothing_behind() -> None:
     assert service._session_breakers[S1] is again.breaker
 
 
+def test_a_forgotten_session_takes_no_breaker_from_the_one_that_came_after_it() -> None:
+    _, service = fleet_of(with_sessions(msgspec.structs.replace(SESSION_RULE, max_sessions=1)))
+    gone = service.session(S1, 0.0)
+    end(service, gone, F, 0.0)
+    permit = service.admit_session(gone, 0.0)
+    assert isinstance(permit, Permit)
+    service.session(SessionId("s2"), 0.0)
+    again = service.session(S1, 0.0)
+    end(service, again, F, 0.0)
+    service.record_session(gone, permit, S, 0.0)
+    assert service._session_breakers == {S1: again.breaker}
+
+
 def test_a_smaller_bound_trims_at_the_reload() -> None:
     fleet, service = fleet_of(with_sessions())
     for number in range(100):
