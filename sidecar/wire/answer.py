@@ -49,21 +49,9 @@ class Answer(msgspec.Struct, frozen=True):
     malformed: bool = False
 
 
-class UsageBody(msgspec.Struct, frozen=True, gc=False):
-    """`usage` in any API's words."""
-
-    prompt_tokens: int | float | None = None
-    completion_tokens: int | float | None = None
-    input_tokens: int | float | None = None
-    output_tokens: int | float | None = None
-
-
+# Members are typed only where the answer's shape hangs on them: a strange one must not hide its neighbours.
 class _Choice(msgspec.Struct, frozen=True, gc=False):
-    finish_reason: str | None = None
-
-
-class _Incomplete(msgspec.Struct, frozen=True, gc=False):
-    reason: str | None = None
+    finish_reason: object = None
 
 
 class _Body(msgspec.Struct, frozen=True, rename={"kind": "object"}):
@@ -77,10 +65,10 @@ class _Body(msgspec.Struct, frozen=True, rename={"kind": "object"}):
     output: msgspec.Raw = msgspec.Raw()
     content: msgspec.Raw = msgspec.Raw()
     data: msgspec.Raw = msgspec.Raw()
-    usage: UsageBody | None = None
-    status: str | int | None = None
-    stop_reason: str | None = None
-    incomplete_details: _Incomplete | None = None
+    usage: object = None
+    status: object = None
+    stop_reason: object = None
+    incomplete_details: object = None
 
 
 _body = msgspec.json.Decoder(_Body).decode
@@ -143,23 +131,26 @@ def _decode(body: bytes) -> _Body:
         return read_as(body, _Body)
 
 
-def usage_of(body: UsageBody | None, before: Usage | None = None) -> Usage | None:
-    """`body` in our words; what it leaves out stays as it was `before`."""
-    if body is None:
+def usage_of(body: object, before: Usage | None = None) -> Usage | None:
+    """A `usage` member, in any API's words; what it leaves out or garbles stays as it was `before`."""
+    if not isinstance(body, dict):
         return before
-    prompt = body.prompt_tokens if body.prompt_tokens is not None else body.input_tokens
-    completion = body.completion_tokens if body.completion_tokens is not None else body.output_tokens
+    prompt = _count(body, "prompt_tokens", "input_tokens")
+    completion = _count(body, "completion_tokens", "output_tokens")
     if before is not None:
         prompt = before.prompt_tokens if prompt is None else prompt
         completion = before.completion_tokens if completion is None else completion
-    return Usage(_whole(prompt), _whole(completion))
+    return Usage(prompt, completion)
 
 
-def _whole(count: float | None) -> int | None:
-    if count is None or isinstance(count, int):
-        return count
+def _count(body: dict[str, object], name: str, other_name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        value = body.get(other_name)
+    if isinstance(value, int):
+        return int(value)
     # 1e400 is good JSON and an infinite float.
-    return int(count) if isfinite(count) else None
+    return int(value) if isinstance(value, float) and isfinite(value) else None
 
 
 def error_from(value: object) -> AnswerError:
@@ -211,12 +202,18 @@ def _is_there(raw: msgspec.Raw) -> bool:
 
 def _finish_of(body: _Body) -> str | None:
     if body.choices:
-        return next((choice.finish_reason for choice in reversed(body.choices) if choice.finish_reason), None)
-    if body.stop_reason:
-        return body.stop_reason
-    if body.incomplete_details is not None and body.incomplete_details.reason:
-        return body.incomplete_details.reason
-    return body.status if isinstance(body.status, str) else None
+        return next((word for choice in reversed(body.choices) if (word := word_of(choice.finish_reason))), None)
+    return word_of(body.stop_reason) or reason_of(body.incomplete_details) or word_of(body.status)
+
+
+def reason_of(details: object) -> str | None:
+    """`incomplete_details.reason`, if there is one."""
+    return word_of(details.get("reason")) if isinstance(details, dict) else None
+
+
+def word_of(value: object) -> str | None:
+    """A short text such as a finish reason; None for an empty one or another type."""
+    return value[:_TEXT_LIMIT] if value and isinstance(value, str) else None
 
 
 def _text(value: object) -> str:

@@ -84,7 +84,8 @@ class SseReader:
             data = data[1:]
             self._skip_lf = False
             if not data:
-                self._slow = not self._started or self._held is not None
+                # A CR has been read, so this is past the place of a BOM.
+                self._slow = self._held is not None
                 return events
         self._skip_lf = data[-1] == _CR
         if _CR in data:

@@ -14,84 +14,79 @@ from typing import TypeVar
 
 import msgspec
 
-from sidecar.wire.answer import AnswerError, Usage, UsageBody, error_from, error_in, read_error, usage_of
+from sidecar.wire.answer import AnswerError, Usage, error_from, error_in, read_error, reason_of, usage_of, word_of
 from sidecar.wire.call import Api
 from sidecar.wire.lenient import python_json, read_as
 from sidecar.wire.sse import LIMIT_BYTES, SseReader
+
+_Index = int | float | str | None
 
 _MAX_CHOICES = 4096
 """Choice indexes followed per stream: far above any `n`, and a bound on what a broken engine can make us hold."""
 
 
-class _Logprobs(msgspec.Struct, frozen=True, gc=False):
-    content: list[object] | None = None
-    tokens: list[object] | None = None
-
-
+# Members are typed only where an event's shape hangs on them: a strange one must not hide its neighbours, or an engine
+# with odd logprobs would seem to send no token at all.
 class _Delta(msgspec.Struct, frozen=True, gc=False):
-    content: str | list[object] | None = None
-    reasoning_content: str | list[object] | None = None
-    reasoning: str | list[object] | dict[str, object] | None = None
-    tool_calls: list[object] | None = None
-    function_call: dict[str, object] | None = None
-    refusal: str | None = None
-    audio: dict[str, object] | None = None
+    content: object = None
+    reasoning_content: object = None
+    reasoning: object = None
+    tool_calls: object = None
+    function_call: object = None
+    refusal: object = None
+    audio: object = None
 
 
 class _Choice(msgspec.Struct, frozen=True, gc=False):
-    index: int = 0
+    index: _Index = 0
     delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
+    text: object = None
+    finish_reason: object = None
+    logprobs: object = None
+    token_ids: object = None
 
 
 class _Chunk(msgspec.Struct, frozen=True, gc=False):
     choices: list[_Choice] | None = None
-    usage: UsageBody | None = None
+    usage: object = None
     error: object = None
-
-
-class _Incomplete(msgspec.Struct, frozen=True, gc=False):
-    reason: str | None = None
 
 
 class _Response(msgspec.Struct, frozen=True, gc=False):
-    status: str | None = None
+    status: object = None
     error: object = None
-    usage: UsageBody | None = None
-    incomplete_details: _Incomplete | None = None
+    usage: object = None
+    incomplete_details: object = None
 
 
-class _Item(msgspec.Struct, frozen=True, gc=False):
+class _Typed(msgspec.Struct, frozen=True, gc=False):
     type: str = ""
 
 
 class _ResponseEvent(msgspec.Struct, frozen=True, gc=False):
     type: str = ""
-    delta: str | dict[str, object] | None = None
+    delta: object = None
     response: _Response | None = None
-    item: _Item | None = None
+    item: _Typed | None = None
     error: object = None
 
 
 class _BlockDelta(msgspec.Struct, frozen=True, gc=False):
-    text: str | None = None
-    partial_json: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
+    text: object = None
+    partial_json: object = None
+    thinking: object = None
+    signature: object = None
     citation: object = None
-    stop_reason: str | None = None
+    stop_reason: object = None
 
 
 class _Block(msgspec.Struct, frozen=True, gc=False):
     type: str = ""
-    text: str | None = None
+    text: object = None
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False):
-    usage: UsageBody | None = None
+    usage: object = None
 
 
 class _MessageEvent(msgspec.Struct, frozen=True, gc=False):
@@ -99,7 +94,7 @@ class _MessageEvent(msgspec.Struct, frozen=True, gc=False):
     delta: _BlockDelta | None = None
     content_block: _Block | None = None
     message: _Message | None = None
-    usage: UsageBody | None = None
+    usage: object = None
     error: object = None
 
 
@@ -156,11 +151,11 @@ class StreamReader:
         self._api = api
         self._see = _SEE[api]
         self._sse = SseReader(limit)
-        self._seen: set[int] | None = None
-        self._finished: set[int] | None = None
-        self._last_index = -1
+        self._seen: set[_Index] | None = None
+        self._finished: set[_Index] | None = None
+        self._last_index: _Index = -1
         self._usage: Usage | None = None
-        self._usage_body: UsageBody | None = None
+        self._usage_body: object = None
 
     def feed(self, data: bytes) -> bool:
         """Reads on; true if at least one token-bearing event was completed by `data`. Never raises."""
@@ -255,7 +250,7 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
         reader.tokens += 1
 
 
-def _turn_to(reader: StreamReader, index: int) -> None:
+def _turn_to(reader: StreamReader, index: _Index) -> None:
     reader._last_index = index
     if reader._seen is None:
         reader._seen = {index}
@@ -265,11 +260,13 @@ def _turn_to(reader: StreamReader, index: int) -> None:
 
 def _is_silent_token(choice: _Choice) -> bool:
     logprobs = choice.logprobs
-    return bool(choice.token_ids) or (logprobs is not None and bool(logprobs.content or logprobs.tokens))
+    if isinstance(logprobs, dict):
+        logprobs = logprobs.get("content") or logprobs.get("tokens")
+    return bool(choice.token_ids or logprobs)
 
 
 def _finish(reader: StreamReader, choice: _Choice) -> None:
-    reader.finish_reason = choice.finish_reason
+    reader.finish_reason = word_of(choice.finish_reason) or "unknown"
     if reader._finished is None:
         reader._finished = {choice.index}
     elif len(reader._finished) < _MAX_CHOICES:
@@ -311,9 +308,9 @@ _RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "respon
 def _end_response(reader: StreamReader, name: str, response: _Response) -> None:
     if response.usage is not None:
         reader._usage_body = response.usage
-    details = response.incomplete_details
-    reason = details.reason if details is not None else None
-    reader.finish_reason = reason or response.status or name[len("response.") :]
+    reader.finish_reason = (
+        reason_of(response.incomplete_details) or word_of(response.status) or name[len("response.") :]
+    )
     if response.error and reader.error is None:
         reader.error = error_from(response.error)
 
@@ -346,7 +343,7 @@ def _see_message(reader: StreamReader, kind: bytes, data: bytes) -> None:
     elif name == "message_delta":
         _note_usage(reader, event.usage)
         if delta is not None and delta.stop_reason:
-            reader.finish_reason = delta.stop_reason
+            reader.finish_reason = word_of(delta.stop_reason) or "unknown"
     elif name == "message_stop":
         reader.terminal = True
     elif name == "message_start":
@@ -355,10 +352,9 @@ def _see_message(reader: StreamReader, kind: bytes, data: bytes) -> None:
         _unusual(reader, b"error" if name == "error" else kind, data, told=False)
 
 
-def _note_usage(reader: StreamReader, body: UsageBody | None) -> None:
-    if body is not None:
-        # Input tokens come in the first event, output tokens in a later one.
-        reader._usage = usage_of(body, reader.usage)
+def _note_usage(reader: StreamReader, body: object) -> None:
+    # Input tokens come in the first event, output tokens in a later one.
+    reader._usage = usage_of(body, reader._usage)
 
 
 def _see_other(reader: StreamReader, kind: bytes, data: bytes) -> None:

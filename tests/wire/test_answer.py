@@ -155,6 +155,9 @@ def test_a_200_that_is_not_its_apis_object_is_malformed(api: Api | None, data: b
     ("api", "data"),
     [
         (Api.CHAT, b'{"choices":[]}'),
+        (Api.RESPONSES, b'{"status":"queued"}'),
+        (Api.RESPONSES, b'{"output":[]}'),
+        (Api.MESSAGES, b'{"content":[]}'),
         (Api.EMBEDDINGS, b'{"data":[{"embedding":[0.1,NaN]}],"usage":{"prompt_tokens":3}}'),
         (Api.CHAT, b'{"choices":[{"logprobs":{"a":-Infinity}}]}'),
         (Api.CHAT, b'\xef\xbb\xbf{"choices":[]}'),
@@ -203,6 +206,11 @@ def test_a_failed_response_is_an_error() -> None:
 def test_a_count_that_is_no_number_is_no_count(count: bytes) -> None:
     answer = read_answer(Api.CHAT, b'{"choices":[],"usage":{"prompt_tokens":' + count + b',"completion_tokens":2}}')
     assert answer == Answer(usage=Usage(None, 2))
+
+
+def test_usage_in_two_vocabularies_is_read() -> None:
+    usage = {"prompt_tokens": None, "input_tokens": 3, "completion_tokens": 0, "output_tokens": 2}
+    assert read_answer(Api.CHAT, body(choices=[], usage=usage)).usage == Usage(3, 0)
 
 
 def test_usage_in_floats_is_read() -> None:

@@ -195,6 +195,13 @@ def test_a_bad_body_is_refused_with_its_reason(data: bytes, words: str) -> None:
     assert words in refused.value.detail
 
 
+def test_a_long_prompt_with_half_an_emoji_is_read_and_a_flood_of_values_is_not() -> None:
+    prose = b"All happy families are alike, and so on. " * 50_000
+    assert read_call(Api.CHAT, b'{"model":"m","prompt":"' + prose + b'\\ud83d"}').model == "m"
+    with pytest.raises(SidecarError, match="not valid JSON"):
+        read_call(Api.CHAT, b'{"model":"m","prompt":[' + b"[]," * 500_000 + b"NaN]}")
+
+
 def test_a_body_that_is_no_object_is_told_so() -> None:
     with pytest.raises(SidecarError, match=r"^the body must be a JSON object: expected `object`, got `array`$"):
         read_call(Api.CHAT, b"[]")

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from sidecar.wire.lenient import python_json, read_as
+from sidecar.wire.lenient import SECOND_LOOK_BYTES, SECOND_LOOK_VALUES, python_json, read_as
 
 
 class Shape(msgspec.Struct, rename={"kind": "object"}):
@@ -29,6 +29,16 @@ def test_pythons_json_is_read(data: bytes, value: object) -> None:
 def test_what_python_does_not_read_either_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         python_json(data)
+
+
+def test_a_second_look_is_bounded() -> None:
+    assert python_json(b" " * (SECOND_LOOK_BYTES - 2) + b"{}") == {}
+    with pytest.raises(ValueError, match="too much"):
+        python_json(b" " * (SECOND_LOOK_BYTES - 1) + b"{}")
+    assert python_json(b"[" + b"1," * (SECOND_LOOK_VALUES - 1) + b"1]") == [1] * SECOND_LOOK_VALUES
+    for value in (b"1,", b"[],", b"{},"):
+        with pytest.raises(ValueError, match="too much"):
+            python_json(b"[" + value * SECOND_LOOK_VALUES + b"1]")
 
 
 def test_a_shape_is_filled_with_its_raw_members() -> None:

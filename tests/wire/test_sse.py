@@ -83,6 +83,27 @@ def test_every_split_in_two_gives_the_same_events(data: bytes, events: list[Even
 
 
 @pytest.mark.parametrize(
+    ("pieces", "events"),
+    [
+        ([b"data: a\r", b"\n", b"data: b\n\n"], [(b"", b"a\nb")]),
+        ([b"data: a\r\n\r", b"\n", b"data: b\n\n"], [(b"", b"a"), (b"", b"b")]),
+        ([b"data: a\r", b"\ndata: b\n\n"], [(b"", b"a\nb")]),
+        ([b"data: a\n", b"data: b\n\n"], [(b"", b"a\nb")]),
+        ([b"event: e\n", b"data: b\n\n"], [(b"e", b"b")]),
+        ([b"\r", b"\n", b"data: b\n\n"], [(b"", b"b")]),
+        ([b"x", b"data: b\n\n"], []),
+        ([b"\xef\xbb", b"data: b\n\n"], []),
+        ([b"\xef\xbb\xbf", b"data: b\n\n"], [(b"", b"b")]),
+        ([b"", b"\xef", b"", b"\xbb\xbf", b"", b"data: b\n\n"], [(b"", b"b")]),
+    ],
+    ids=repr,
+)
+def test_a_whole_event_after_a_part_of_one_goes_on_with_it(pieces: list[bytes], events: list[Event]) -> None:
+    reader = SseReader()
+    assert [event for piece in pieces for event in reader.feed(piece)] == events
+
+
+@pytest.mark.parametrize(
     ("data", "pending"),
     [
         (b"", False),
