@@ -39,6 +39,7 @@ _STRING_TAGS = ("!", "tag:yaml.org,2002:str")
 _PLAIN_TAGS = (None, *(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq")))
 
 _SURROGATE_PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # libyaml's parser is ten times as fast; the pure one is for wheels without it.
 _LOADER: Any = getattr(yaml, "CLoader", yaml.Loader)
@@ -105,7 +106,7 @@ def _text(file: str, data: bytes, faults: Faults) -> str | None:
         faults.add(PolicyError(file, 0, "$", f"{len(data)} bytes; a policy file has at most {MAX_FILE_BYTES}"))
         return None
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         faults.add(PolicyError(file, line, "$", f"not UTF-8: byte 0x{data[exc.start]:02x}"))
@@ -185,6 +186,9 @@ class _Composer:
             plain = False
             if event.tag not in _STRING_TAGS:
                 self._error(line, f'the tag "{event.tag}" is not supported')
+        if not event.value.isascii() and _SURROGATE.search(event.value):
+            # Only the pure parser lets one pass; what holds it cannot be written out again.
+            self._error(line, "half of a surrogate pair is no character")
         return Scalar(event.value, plain, line)
 
     def _open(self, event: Any) -> None:

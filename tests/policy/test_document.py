@@ -275,6 +275,13 @@ def test_escapes_of_json_are_read_as_json_reads_them() -> None:
     assert read(text, "a.json")[0] == [json.loads(text)]
 
 
+@pytest.mark.parametrize("text", [r'{"a": "\ud83d"}', r'{"a": "\ude00"}', r'{"a": "\\ud83d\ude00"}', r'{"\ud83d": 1}'])
+def test_half_a_surrogate_pair_is_an_error(text: str) -> None:
+    ((line, _, message),) = told(text, "a.json")
+    assert line == 1
+    assert "half of a surrogate pair" in message or "invalid Unicode character" in message
+
+
 _PIECES = ["a: ", "- ", "&x ", "*x", "<<: ", "{", "}", "[", "]", "\n", "  ", "---\n", "!!str ", "? ", "'"]
 _NEARLY_YAML = st.text(alphabet="ab1:-[]{},&*!|>'\"%@`#?\n\t <~.\\u", max_size=60)
 

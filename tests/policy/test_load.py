@@ -208,6 +208,11 @@ def test_a_later_document_may_not_redefine_a_name(first: Any, second: Any, path:
         assert "defined already, at a.yaml:1" in fault
 
 
+def test_the_same_document_twice_is_one_fault() -> None:
+    (fault,) = faults_of(mesh("Node"), mesh("Node"))
+    assert fault[0] == "$.metadata.name"
+
+
 def test_a_name_is_defined_once_within_a_document_too() -> None:
     ((path, message),) = faults_of(policy({"name": "a"}, {"name": "b"}, {"name": "a"}))
     assert path == "$.services[2].name"

@@ -170,6 +170,7 @@ def test_lines_are_found_by_path_and_end_at_the_last_thing_there() -> None:
     [
         (("services", 0, "name"), "a/b", "a/b.* is not letters and digits"),
         (("services", 0, "name"), "", "must not be empty"),
+        (("services", 0, "name"), "a\n", "is not letters and digits"),
         (("services", 0, "name"), "x" * 64, "longer than 63"),
         (("services", 0, "name"), 5, "expected text, got 5: write '5' in quotes"),
         (("services", 0, "name"), None, "expected text, got nothing"),
