@@ -227,9 +227,7 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch("requests_in_flight", lambda: running.pipeline.live)
     metrics.watch("downstream_connections", lambda: running.listener.connections)
     metrics.watch("upstream_connections", lambda: running.pool.open_connections)
-    metrics.watch(
-        "ready", lambda: readiness(running.phase, running.store.current, running.fleet, running.now()).ready
-    )
+    metrics.watch("ready", lambda: readiness(running.phase, running.store.current, running.fleet, running.now()).ready)
     metrics.watch("draining", lambda: running.phase is Phase.DRAINING)
     metrics.watch("policy_version", lambda: running.store.current.version)
 
@@ -257,7 +255,7 @@ def _new_id() -> bytes:
 def demo(settings: Settings, fault: str | None) -> int:
     """`sidecar demo`: three simulated engines and a sidecar in front of them, ready to be called; the exit code."""
     try:
-        uvloop.run(_demonstrate(settings, fault))
+        uvloop.run(_demonstrate(settings, fault))  # noqa: F821
     except OSError as exc:
         print(f"sidecar demo: {exc}", file=sys.stderr)
         return 1

@@ -33,8 +33,8 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_ahead",
         "_chunked",
-        "_close_after",
         "_clock",
+        "_close_after",
         "_connections",
         "_exchange",
         "_head_began_at",
@@ -118,7 +118,8 @@ class ClientConnection(asyncio.Protocol):
                 self._head_began_at = self._heard_at
         else:
             self._head_began_at = None
-        if self._exchange is not None:
+        request = self._request
+        if request is not None and (request.complete or request.upgrade):
             self._ahead += len(data)
         self._pump()
 
@@ -222,6 +223,7 @@ class ClientConnection(asyncio.Protocol):
             b"HTTP/1.1 101 %b\r\n%bconnection: upgrade\r\nupgrade: %b\r\n%b\r\n%b"
             % (head.phrase, lines, head.upgrade, extra, data)
         )
+        self._push_tunnel()
 
     def cut(self) -> None:
         """Break the connection: the reply cannot be ended honestly."""
@@ -302,9 +304,7 @@ class ClientConnection(asyncio.Protocol):
                 request = self._request
                 assert request is not None
                 if self._tunnel:
-                    data, parser.tunnel = parser.tunnel, b""
-                    if data:
-                        exchange.tunnel(data)
+                    self._push_tunnel()
                 elif not request.held and (request.pieces or request.complete):
                     exchange.upload()
                 break
@@ -326,6 +326,12 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._set_reading()
 
+    def _push_tunnel(self) -> None:
+        data, self._parser.tunnel = self._parser.tunnel, b""
+        self._ahead = 0
+        if data and self._exchange is not None:
+            self._exchange.tunnel(data)
+
     def _refuse_connection(self, refusal: Refusal) -> None:
         self._refusal = refusal
         self._pipeline.recorder.refused(refusal.reason)
@@ -342,7 +348,7 @@ class ClientConnection(asyncio.Protocol):
         if self._parser.requests and self._parser.requests[0].complete:
             return
         self._close_after = True
-        self._transport.write(refusal_answer(refusal, b"", b"", True, False))
+        self._transport.write(refusal_answer(refusal, self._pipeline.new_id(), b"", True, False))
         self._close(False)
 
     def _close(self, clean: bool) -> None:

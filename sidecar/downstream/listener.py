@@ -16,6 +16,10 @@ from sidecar.proxy.pipeline import Pipeline
 _BACKLOG = 1024
 # How often a drain looks whether the last reply has ended.
 _DRAIN_POLL_S = 0.05
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\n"
+    b"x-sidecar-reason: overloaded\r\nconnection: close\r\n\r\n"
+)
 
 
 class Listener:
@@ -60,9 +64,7 @@ class Listener:
             self.rejected += 1
             return _Full()
         scheme = b"https" if self._tls else b"http"
-        return ClientConnection(
-            self._pipeline, self._loop, self._connections, scheme=scheme, trusted=self._trusted
-        )
+        return ClientConnection(self._pipeline, self._loop, self._connections, scheme=scheme, trusted=self._trusted)
 
     async def drain(self, settle_s: float, grace_s: float) -> None:
         """Let live replies end, for at most `settle_s + grace_s` seconds; then cut them."""
@@ -92,5 +94,5 @@ class _Full(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)
-        transport.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n")
+        transport.write(_FULL)
         transport.close()

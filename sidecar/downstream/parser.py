@@ -54,8 +54,11 @@ class RequestParser:
     """
 
     __slots__ = (
+        "_accounted",
+        "_begun",
         "_body_limit",
-        "_head_bytes",
+        "_counted",
+        "_excess",
         "_in_head",
         "_in_trailers",
         "_parser",
@@ -71,9 +74,13 @@ class RequestParser:
         self._trusted = trusted
         self._parser = httptools.HttpRequestParser(self)
         self._request = Request()
+        self._request.complete = True
         self._in_head = False
         self._in_trailers = False
-        self._head_bytes = 0
+        self._counted = 0  # bytes of this head's, or these trailers', finished fields
+        self._excess = 0  # bytes of this message that came to nothing
+        self._accounted = 0  # bytes that this read may have, for what came of it
+        self._begun = 0  # messages that this read began
         self._replaying = False
         self.requests: list[Request] = []
         self.tunnel: bytes | None = None
@@ -88,6 +95,8 @@ class RequestParser:
         if self.tunnel is not None:
             self.tunnel += data
             return
+        self._accounted = self._begun = 0
+        between = self._request.complete
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -100,11 +109,13 @@ class RequestParser:
             raise
         except httptools.HttpParserError as exc:
             raise Refused(Refusal(Reason.BAD_REQUEST, f"malformed HTTP: {exc}")) from exc
-        if self._in_head or self._in_trailers:
-            # What is complete was counted by on_header; a field that never ends is only seen here.
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES * 2:
-                raise Refused(_head_too_large())
+        if self._begun > 1 or (self._begun and not between):
+            self._excess = 0  # whose the bytes are cannot be told; the next read counts on
+            return
+        # A field that never ends, a chunk's extension, a zero before its size: no callback sees them.
+        self._excess = max(0, self._excess + len(data) - self._accounted)
+        if self._excess > MAX_HEAD_BYTES:
+            raise Refused(_head_too_large())
 
     def resume(self) -> None:
         """The engine refused the upgrade: what followed the request is HTTP after all. Raises `Refused`."""
@@ -121,7 +132,11 @@ class RequestParser:
         # llhttp called the message complete before its body: read the body under the same framing.
         self._parser = httptools.HttpRequestParser(self)
         if request.has_body:
-            framing = b"transfer-encoding: chunked" if request.chunked else b"content-length: %d" % (request.content_length or 0)
+            framing = (
+                b"transfer-encoding: chunked"
+                if request.chunked
+                else b"content-length: %d" % (request.content_length or 0)
+            )
             self._replaying = True
             self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
             self._replaying = False
@@ -135,7 +150,10 @@ class RequestParser:
             return
         self._request = Request()
         self._in_head = True
-        self._head_bytes = 0
+        self._in_trailers = False
+        self._counted = 0
+        self._excess = 0
+        self._begun += 1
 
     def on_url(self, url: bytes) -> None:
         if self._replaying:
@@ -166,7 +184,7 @@ class RequestParser:
             return
         self._in_head = False
         self._in_trailers = True
-        self._head_bytes = 0
+        self._counted = 0
         request = self._request
         parser = self._parser
         request.method = parser.get_method()
@@ -193,7 +211,10 @@ class RequestParser:
 
     def on_body(self, body: bytes) -> None:
         request = self._request
-        request.body_size += len(body)
+        size = len(body)
+        # As much again for a chunk's frame as Go's reader allows: 16 bytes, and the data's size twice over.
+        self._accounted += 3 * size + 16
+        request.body_size += size
         if request.held and request.body_size > self._body_limit():
             raise Refused(_body_too_large(self._body_limit()))
         request.pieces.append(body)
@@ -209,8 +230,9 @@ class RequestParser:
             request.pieces.clear()
 
     def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
+        self._counted += size
+        self._accounted += size
+        if self._counted > MAX_HEAD_BYTES:
             raise Refused(_head_too_large())
 
     def _read(self, request: Request, name: bytes, value: bytes) -> None:

@@ -11,7 +11,8 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 
     `lines` are the header lines that may go on (`Name: value\\r\\n`, as written, framing headers left out).
     `content_length` None: the body is chunked, or ends with the connection, or there is none.
-    `retry_after` has the values of `retry-after` and `retry-after-ms` (as `("retry-after-ms", value)` pairs).
+    `encoded`: the body is compressed, so nobody on the way can read it. `retry_after` has `retry-after` and
+    `retry-after-ms` as they came.
     """
 
     status: int
@@ -19,5 +20,6 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     lines: list[bytes]
     content_type: bytes
     content_length: int | None
+    encoded: bool
     upgrade: bytes
     retry_after: tuple[Header, ...] = ()

@@ -1,4 +1,4 @@
-"""One wire attempt: a request on one connection to one engine, its deadlines, and what it came to.
+r"""One wire attempt: a request on one connection to one engine, its deadlines, and what it came to.
 
 ```
 CONNECTING -> WAITING -> HOLDING -> FLOWING -> DONE          (any of them -> DONE; WAITING -> TUNNEL -> DONE)
@@ -29,7 +29,7 @@ from sidecar.proxy.forwarded import held_body
 from sidecar.proxy.ports import Client, Connector, Link
 from sidecar.proxy.request import Request
 from sidecar.wire.answer import Usage, read_answer
-from sidecar.wire.call import Call
+from sidecar.wire.call import Api, Call
 from sidecar.wire.stream import StreamReader
 
 HELD_BYTES = 64 * 1024
@@ -253,9 +253,7 @@ class Attempt:
         body = held_body(request) if request.held else b""
         if self._paused:
             link.pause()
-        link.send(
-            self, self._engine_head, body, head_only=request.method == b"HEAD", upgrade=bool(request.upgrade)
-        )
+        link.send(self, self._engine_head, body, head_only=request.method == b"HEAD", upgrade=bool(request.upgrade))
         if not request.held and request.has_body:
             link.open_upload(chunked=request.chunked)
             if not request.complete:
@@ -279,7 +277,8 @@ class Attempt:
     def on_head(self, head: ResponseHead) -> None:
         self.head = head
         call = self.call
-        if call is None:
+        if call is None or head.encoded:
+            # Nothing to learn from the body before it is passed on.
             self._move(Phase.FLOWING)
             self._commit()
             self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
@@ -295,20 +294,18 @@ class Attempt:
         if self.phase is Phase.FLOWING:
             self.bytes_out += len(data)
             self._client.send_body(data)
-            if reader is None:
-                if self.call is not None:
-                    self._await_more(self._timers.time())
-            elif reader.feed(data):
-                self._token(reader)
+            if reader is not None:
+                if reader.feed(data):
+                    self._token(reader)
+            elif self.call is not None:
+                self._await_more(self._timers.time())
             return
         self._held.append(data)
         self._held_size += len(data)
-        if reader is not None:
-            if reader.feed(data):
-                self._token(reader)
-                self._flow()
-                return
-        if self._held_size > HELD_BYTES:
+        if reader is not None and reader.feed(data):
+            self._token(reader)
+            self._flow()
+        elif self._held_size > HELD_BYTES:
             self._flow()
 
     def on_end(self, trailers: list[bytes]) -> None:
@@ -450,8 +447,8 @@ class Attempt:
             return ending_of_status(head.status, answer.error, self.retry_after_s(0.0) is not None)
         if answer.error is not None:
             return ending_of_error(answer.error)
-        if not body or (answer.malformed and call.api is not call.api.OTHER):
-            self.detail = "the engine answered 200 with a body that is not its API's JSON"
+        if not body or (call.api is not Api.OTHER and not head.content_type.endswith(b"json")):
+            self.detail = f"the engine answered {head.status} with a body that is no JSON"
             return Ending.EMPTY
         return Ending.COMPLETE
 
@@ -509,10 +506,7 @@ class Attempt:
         self._end(ending)
 
     def _watch(self, due: float, ending: Ending) -> None:
-        if due > self._total_at:
-            due = self._total_at
-            ending = Ending.TOTAL_TIMEOUT
-        elif self._paused:
+        if due > self._total_at or self._paused:
             due = self._total_at
             ending = Ending.TOTAL_TIMEOUT
         self._due = due

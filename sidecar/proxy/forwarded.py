@@ -37,9 +37,7 @@ def engine_head(request: Request, request_id: bytes, peer: str, scheme: bytes, h
         forwarded_for = b"%b, %b" % (forwarded_for, address) if forwarded_for else address
     if forwarded_for:
         parts.append(b"x-forwarded-for: %b\r\n" % forwarded_for)
-    parts.append(
-        b"x-forwarded-proto: %b\r\nx-request-id: %b\r\n\r\n" % (request.forwarded_proto or scheme, request_id)
-    )
+    parts.append(b"x-forwarded-proto: %b\r\nx-request-id: %b\r\n\r\n" % (request.forwarded_proto or scheme, request_id))
     return b"".join(parts)
 
 

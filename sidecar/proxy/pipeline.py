@@ -14,7 +14,7 @@ from typing import Any
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import Breaker, Denied, Permit, Transition
 from sidecar.core.fleet import Fleet, ServiceState, Session
-from sidecar.core.identify import NOBODY, Who
+from sidecar.core.identify import NOBODY
 from sidecar.core.split import pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey, ServiceName
@@ -90,10 +90,10 @@ class Exchange:
         "_binds",
         "_choice",
         "_client",
+        "_cut_reason",
         "_flow_state",
         "_pipeline",
         "_reason",
-        "_refusal",
         "_request",
         "_request_id",
         "_session",
@@ -115,7 +115,7 @@ class Exchange:
         self._binds = True
         self._who = NOBODY
         self._reason: Reason | None = None
-        self._refusal: Refusal | None = None
+        self._cut_reason: Reason | None = None
         self._status = 0
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
@@ -172,7 +172,7 @@ class Exchange:
 
     async def _serve(self, service: ServiceState, call: Call | None) -> None:
         """Pick a version and a node, try, judge; again while that is allowed."""
-        pipeline, request = self._pipeline, self._request
+        pipeline = self._pipeline
         timers, chance = pipeline.timers, pipeline.fleet.chance
         model = call.model if call is not None else ""
         session = self._session
@@ -227,9 +227,7 @@ class Exchange:
             await _until_resumed()
         return attempt
 
-    def _judge(
-        self, service: ServiceState, choice: Choice, attempt: Attempt, ending: Ending, now: float
-    ) -> None:
+    def _judge(self, service: ServiceState, choice: Choice, attempt: Attempt, ending: Ending, now: float) -> None:
         """Record one wire attempt, on the node that made it."""
         pipeline, node = self._pipeline, choice.node
         node.in_flight -= 1
@@ -265,26 +263,26 @@ class Exchange:
 
     def _finish(self, attempt: Attempt, ending: Ending) -> None:
         """Give the client the end it is owed."""
-        client, verdict = self._client, DOCTRINE[ending]
-        self._reason = verdict.reason
-        if ending is Ending.CLIENT_LEFT:
-            return None
+        self._reason = reason = self._cut_reason or DOCTRINE[ending].reason
+        if ending is Ending.CLIENT_LEFT or (attempt.head is not None and attempt.head.status == 101):
+            return  # nobody to tell; and a tunnel has no end but the connection's
         if attempt.committed:
-            if attempt.head is not None and attempt.head.status == 101:
-                return None  # a tunnel has no end but the connection's
-            if verdict.reason is None and attempt.whole:
-                return client.send_end(attempt.trailers)
-            return self._cut(attempt, verdict.reason or Reason.UPSTREAM_TRUNCATED)
-        if verdict.reason is None and attempt.head is not None:
-            return attempt.deliver()
-        reason = verdict.reason or Reason.UPSTREAM_RESET
-        return self._refuse(reason, attempt.detail or _SAID.get(reason, reason.value))
+            if reason is None and attempt.whole:
+                self._client.send_end(attempt.trailers)
+            else:
+                self._cut(attempt, reason or Reason.UPSTREAM_TRUNCATED)
+        elif reason is None and attempt.head is not None:
+            attempt.deliver()
+        else:
+            reason = reason or Reason.UPSTREAM_RESET
+            self._refuse(reason, attempt.detail or _SAID.get(reason, reason.value))
 
     def _cut(self, attempt: Attempt, reason: Reason) -> None:
         """End a reply that has begun: in band where the body is an event stream, else by breaking the connection."""
         client = self._client
         if not attempt.is_stream or not client.can_append:
-            return client.cut()
+            client.cut()
+            return
         # An event that was cut in two must not swallow ours.
         event = error_event(reason, attempt.detail or _SAID.get(reason, reason.value))
         client.close_after_reply()
@@ -295,9 +293,10 @@ class Exchange:
         """Nothing can serve: the last attempt's own answer if there was one, else why."""
         last = self._attempt
         if last is not None and last.ending is not None:
-            return self._finish(last, last.ending)
+            self._finish(last, last.ending)
+            return
         wait_s = None if unavailable.retry_at is None else max(0.0, unavailable.retry_at - now)
-        return self._refuse(unavailable.reason, _SAID.get(unavailable.reason, unavailable.reason.value), wait_s)
+        self._refuse(unavailable.reason, _SAID.get(unavailable.reason, unavailable.reason.value), wait_s)
 
     def _deny(self, reason: Reason, message: str, denied: Denied) -> None:
         self._refuse(reason, message, max(0.0, denied.retry_at - self.started_at))
@@ -465,8 +464,9 @@ class Exchange:
         attempt = self._attempt
         if attempt is None or attempt.ending is not None:
             return
+        self._cut_reason = reason
         attempt.detail = message
-        attempt.stop(_CUT.get(reason, Ending.CLIENT_SLOW))
+        attempt.stop(_CUT.get(reason, Ending.CLIENT_MALFORMED))
 
 
 @coroutine
@@ -490,7 +490,7 @@ def _request_result(ending: Ending | None, reason: Reason | None, status: int) -
     return DOCTRINE[ending].node
 
 
-_CUT = {Reason.DRAINING: Ending.ABANDONED, Reason.BAD_REQUEST: Ending.CLIENT_MALFORMED}
+_CUT = {Reason.DRAINING: Ending.ABANDONED, Reason.CLIENT_TIMEOUT: Ending.CLIENT_SLOW}
 
 _SAID = {
     Reason.BREAKER_OPEN: "every endpoint that could serve this has an open breaker",

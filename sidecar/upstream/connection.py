@@ -31,6 +31,7 @@ class EngineConnection(asyncio.Protocol):
         "_close_framed",
         "_content_length",
         "_content_type",
+        "_encoded",
         "_ended",
         "_head",
         "_head_bytes",
@@ -102,6 +103,7 @@ class EngineConnection(asyncio.Protocol):
         self._named: list[bytes] = []
         self._content_type = b""
         self._content_length: int | None = None
+        self._encoded = False
         self._te = b""
         self._upgrade = b""
         self._retry_after: tuple[Header, ...] = ()
@@ -294,6 +296,8 @@ class EngineConnection(asyncio.Protocol):
                 self._content_type = media_type(value)
             case b"content-length":
                 self._content_length = int(value)
+            case b"content-encoding":
+                self._encoded = value.strip(b" \t").lower() not in (b"", b"identity")
             case b"transfer-encoding":
                 self._te = value.strip(b" \t").lower()
             case b"connection":
@@ -312,7 +316,14 @@ class EngineConnection(asyncio.Protocol):
         named = [token for token in self._named if token not in (b"close", b"keep-alive", b"upgrade")]
         lines = without_named(self._lines, named) if named else self._lines
         head = ResponseHead(
-            status, self._phrase, lines, self._content_type, self._content_length, self._upgrade, self._retry_after
+            status,
+            self._phrase,
+            lines,
+            self._content_type,
+            self._content_length,
+            self._encoded,
+            self._upgrade,
+            self._retry_after,
         )
         if 100 <= status < 200:
             if status == 101:
