@@ -17,97 +17,24 @@ import msgspec
 from sidecar.wire.answer import AnswerError, Usage, error_from, error_in, read_error, reason_of, usage_of, word_of
 from sidecar.wire.call import Api
 from sidecar.wire.lenient import python_json, read_as
+from sidecar.wire.shapes import (
+    Choice,
+    Chunk,
+    Index,
+    MessageEvent,
+    OtherEvent,
+    Response,
+    ResponseEvent,
+    decode_chunk,
+    decode_message,
+    decode_other,
+    decode_response,
+)
 from sidecar.wire.sse import LIMIT_BYTES, SseReader
-
-_Index = int | float | str | None
 
 _MAX_CHOICES = 4096
 """Choice indexes followed per stream: far above any `n`, and a bound on what a broken engine can make us hold."""
 
-
-# Members are typed only where an event's shape hangs on them: a strange one must not hide its neighbours, or an engine
-# with odd logprobs would seem to send no token at all.
-class _Delta(msgspec.Struct, frozen=True, gc=False):
-    content: object = None
-    reasoning_content: object = None
-    reasoning: object = None
-    tool_calls: object = None
-    function_call: object = None
-    refusal: object = None
-    audio: object = None
-
-
-class _Choice(msgspec.Struct, frozen=True, gc=False):
-    index: _Index = 0
-    delta: _Delta | None = None
-    text: object = None
-    finish_reason: object = None
-    logprobs: object = None
-    token_ids: object = None
-
-
-class _Chunk(msgspec.Struct, frozen=True, gc=False):
-    choices: list[_Choice] | None = None
-    usage: object = None
-    error: object = None
-
-
-class _Response(msgspec.Struct, frozen=True, gc=False):
-    status: object = None
-    error: object = None
-    usage: object = None
-    incomplete_details: object = None
-
-
-class _Typed(msgspec.Struct, frozen=True, gc=False):
-    type: str = ""
-
-
-class _ResponseEvent(msgspec.Struct, frozen=True, gc=False):
-    type: str = ""
-    delta: object = None
-    response: _Response | None = None
-    item: _Typed | None = None
-    error: object = None
-
-
-class _BlockDelta(msgspec.Struct, frozen=True, gc=False):
-    text: object = None
-    partial_json: object = None
-    thinking: object = None
-    signature: object = None
-    citation: object = None
-    stop_reason: object = None
-
-
-class _Block(msgspec.Struct, frozen=True, gc=False):
-    type: str = ""
-    text: object = None
-
-
-class _Message(msgspec.Struct, frozen=True, gc=False):
-    usage: object = None
-
-
-class _MessageEvent(msgspec.Struct, frozen=True, gc=False):
-    type: str = ""
-    delta: _BlockDelta | None = None
-    content_block: _Block | None = None
-    message: _Message | None = None
-    usage: object = None
-    error: object = None
-
-
-class _OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"}):
-    error: object = None
-    kind: object = None
-    type: object = None
-
-
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_decode_response = msgspec.json.Decoder(_ResponseEvent).decode
-_decode_message = msgspec.json.Decoder(_MessageEvent).decode
-_decode_other = msgspec.json.Decoder(_OtherEvent).decode
 
 _UNREADABLE = (msgspec.DecodeError, RecursionError)
 
@@ -151,9 +78,9 @@ class StreamReader:
         self._api = api
         self._see = _SEE[api]
         self._sse = SseReader(limit)
-        self._seen: set[_Index] | None = None
-        self._finished: set[_Index] | None = None
-        self._last_index: _Index = -1
+        self._seen: set[Index] | None = None
+        self._finished: set[Index] | None = None
+        self._last_index: Index = -1
         self._usage: Usage | None = None
         self._usage_body: object = None
 
@@ -213,9 +140,9 @@ class StreamReader:
 
 def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
-        chunk = _decode_chunk(data)
+        chunk = decode_chunk(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, kind, data, _Chunk)
+        lenient = _look_again(reader, kind, data, Chunk)
         if lenient is None:
             return
         chunk = lenient
@@ -250,7 +177,7 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
         reader.tokens += 1
 
 
-def _turn_to(reader: StreamReader, index: _Index) -> None:
+def _turn_to(reader: StreamReader, index: Index) -> None:
     reader._last_index = index
     if reader._seen is None:
         reader._seen = {index}
@@ -258,14 +185,14 @@ def _turn_to(reader: StreamReader, index: _Index) -> None:
         reader._seen.add(index)
 
 
-def _is_silent_token(choice: _Choice) -> bool:
+def _is_silent_token(choice: Choice) -> bool:
     logprobs = choice.logprobs
     if isinstance(logprobs, dict):
         logprobs = logprobs.get("content") or logprobs.get("tokens")
     return bool(choice.token_ids or logprobs)
 
 
-def _finish(reader: StreamReader, choice: _Choice) -> None:
+def _finish(reader: StreamReader, choice: Choice) -> None:
     reader.finish_reason = word_of(choice.finish_reason) or "unknown"
     if reader._finished is None:
         reader._finished = {choice.index}
@@ -277,9 +204,9 @@ def _finish(reader: StreamReader, choice: _Choice) -> None:
 
 def _see_response(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
-        event = _decode_response(data)
+        event = decode_response(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, kind, data, _ResponseEvent)
+        lenient = _look_again(reader, kind, data, ResponseEvent)
         if lenient is None:
             return
         event = lenient
@@ -305,7 +232,7 @@ def _see_response(reader: StreamReader, kind: bytes, data: bytes) -> None:
 _RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-def _end_response(reader: StreamReader, name: str, response: _Response) -> None:
+def _end_response(reader: StreamReader, name: str, response: Response) -> None:
     if response.usage is not None:
         reader._usage_body = response.usage
     reader.finish_reason = (
@@ -317,9 +244,9 @@ def _end_response(reader: StreamReader, name: str, response: _Response) -> None:
 
 def _see_message(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
-        event = _decode_message(data)
+        event = decode_message(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, kind, data, _MessageEvent)
+        lenient = _look_again(reader, kind, data, MessageEvent)
         if lenient is None:
             return
         event = lenient
@@ -359,9 +286,9 @@ def _note_usage(reader: StreamReader, body: object) -> None:
 
 def _see_other(reader: StreamReader, kind: bytes, data: bytes) -> None:
     try:
-        event = _decode_other(data)
+        event = decode_other(data)
     except _UNREADABLE:
-        lenient = _look_again(reader, kind, data, _OtherEvent)
+        lenient = _look_again(reader, kind, data, OtherEvent)
         if lenient is None:
             return
         event = lenient

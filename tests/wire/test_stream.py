@@ -456,6 +456,8 @@ ERRORS = {
         typed("error", error={"type": "overloaded_error", "message": "m"}),
         AnswerError("m", "overloaded_error"),
     ),
+    "messages flat": (Api.MESSAGES, typed("error", message="m", code=500), AnswerError("m", "", 500)),
+    "messages error of nothing": (Api.MESSAGES, typed("error"), AnswerError("")),
     "messages without a type": (
         Api.MESSAGES,
         event({"error": {"type": "InternalServerError", "message": "m", "code": 500}}),
