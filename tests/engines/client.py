@@ -87,8 +87,10 @@ class Exchange:
         return self._events
 
     def whole(self) -> Answer:
-        """Head and body; a cut body fails the test."""
-        body = b"".join(self.head()._pieces())
+        """Head, unless that was read already, and body; a cut body fails the test."""
+        if not self.status:
+            self.head()
+        body = b"".join(self._pieces())
         assert not self.cut, f"cut after {body!r}"
         return Answer(self.status, self.headers, body, time.monotonic() - self._started)
 

@@ -1,7 +1,10 @@
 """The real vLLM as a process: started on a free port of the loopback, watched by its own metrics, stopped for good.
 
 An engine takes half a minute and more to start, so one serves test after test as long as it lives and is idle;
-`VllmKeeper` starts the next one when a test has killed it. It runs at low priority: what is measured is the sidecar.
+`VllmKeeper` starts the next one when a test has killed it.
+
+It is set to be as awkward as a real one may be: it closes idle connections after a second (its own default is five),
+and it sends keep-alive comments into a stream that stalls.
 
 Signals go to named processes of ours only. vLLM is three: the API process (which we started), under it the EngineCore
 (which schedules and, on a CPU, starts a worker), found by the names that they give themselves in /proc.
@@ -21,20 +24,21 @@ from tests.engines.install_vllm import model_dir, venv_dir
 
 START_TIMEOUT_S = 240  # 36-119 s measured on two cores, the most of it importing
 POLL_S = 0.1
+KEEP_ALIVE_S = 1
 
 
 class Vllm:
     """One engine process tree. `address` is `host:port`; log lines of the engine go to `log`."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, address: str, log: Path) -> None:
         """Starts the process and returns at once; `wait_ready` waits for it."""
         binary = venv_dir() / "bin" / "vllm"
         assert binary.exists(), f"no engine in {venv_dir()}: run `python tests/engines/install_vllm.py`"
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = address
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                ["nice", "-n", "10", str(binary), "serve", str(model_dir()), *self._flags()],
+                [str(binary), "serve", str(model_dir()), *self._flags()],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -45,7 +49,7 @@ class Vllm:
     def _flags(self) -> list[str]:
         host, _, port = self.address.partition(":")
         flags = f"--host {host} --port {port} --served-model-name tiny --dtype float32 --max-model-len 32768"
-        return [*flags.split(), "--enforce-eager", "--disable-uvicorn-access-log"]
+        return [*flags.split(), "--enforce-eager", "--disable-uvicorn-access-log", "--sse-keep-alive-interval", "1"]
 
     def wait_ready(self) -> None:
         """Returns when /health says 200; an engine that exits or takes longer than START_TIMEOUT_S fails the test."""
@@ -110,10 +114,11 @@ class Vllm:
 
 
 class VllmKeeper:
-    """Hands out a ready engine, a new one when the last has died or kept requests."""
+    """Hands out a ready engine, a new one when the last has died or kept requests; all at one address, as in a pod."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._address = f"127.0.0.1:{_free_port()}"
         self._started = 0
         self._vllm: Vllm | None = None
 
@@ -123,7 +128,7 @@ class VllmKeeper:
             self.stop()
         if self._vllm is None:
             self._started += 1
-            self._vllm = Vllm(self._folder / f"vllm-{self._started}.log")
+            self._vllm = Vllm(self._address, self._folder / f"vllm-{self._started}.log")
             self._vllm.wait_ready()
             call(self._vllm.address, "POST", "/v1/completions", b'{"model":"tiny","prompt":"import","max_tokens":2}')
         return self._vllm
@@ -143,8 +148,14 @@ class VllmKeeper:
 
 
 def _environment() -> dict[str, str]:
-    ours = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}} | ours
+    inherited = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    return inherited | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the tiny model needs 1 KiB a token
+        "OMP_NUM_THREADS": "1",  # more threads only wait for each other on so small a model
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+    }
 
 
 def _free_port() -> int:

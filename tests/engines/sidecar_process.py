@@ -61,6 +61,20 @@ class Sidecar:
             assert time.monotonic() < give_up, f"{scope} {key} is {state}, not {wanted}: {self.log()[-2000:]}"
             time.sleep(POLL_S)
 
+    def requests(self, count: int, within_s: float = 3) -> list[dict[str, object]]:
+        """The log's request lines, oldest first, once there are so many; fewer after `within_s` fail the test."""
+        give_up = time.monotonic() + within_s
+        while len(lines := [line for line in self.log_lines() if line["event"] == "request"]) < count:
+            assert time.monotonic() < give_up, f"{len(lines)} of {count} request lines: {self.log()[-2000:]}"
+            time.sleep(POLL_S)
+        assert len(lines) == count, lines
+        return lines
+
+    def in_flight(self) -> int:
+        """Requests under way on all endpoints, as the admin side tells it."""
+        services = json.loads(call(self.admin, "GET", "/routes").body)
+        return sum(endpoint["in_flight"] for service in services for endpoint in service["endpoints"])
+
     def log(self) -> str:
         """Everything that it wrote."""
         return self._log.read_text(encoding="utf-8", errors="replace")
@@ -72,7 +86,12 @@ class Sidecar:
         return lines
 
     def stop(self) -> None:
-        """Ends it in an orderly way; a wrong exit code, a traceback in its log or no end at all fail the test."""
+        """Ends it in an orderly way; a wrong exit code, a traceback in its log or no end at all fail the test.
+
+        Once it has ended, does nothing.
+        """
+        if self._process.returncode is not None:
+            return
         self._process.send_signal(signal.SIGTERM)
         try:
             code = self._process.wait(STOP_TIMEOUT_S)

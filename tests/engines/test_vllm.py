@@ -14,22 +14,23 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.engines.client import CHAT, Answer, Exchange, answers, call, chat_body, post
-from tests.engines.engine import Vllm, VllmKeeper
+from tests.engines.engine import KEEP_ALIVE_S, Vllm, VllmKeeper
 from tests.engines.sidecar_process import Sidecar
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(420)]  # an engine's start is 36-119 s
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]  # an engine's start is 36-119 s
 
-GAP_S = 1.5
-FIRST_TOKEN_S = 3.0
+GAP_S = 2.0
+FIRST_TOKEN_S = 4.0
 OPEN_S = 2.0
 OPEN_MAX_S = 4.0
 ENDLESS = 30_000  # tokens: a minute's stream, so that nothing in a test ends by itself
-SIGTERM_TRIES = 4
+SIGTERM_TRIES = 3
 LATE_S = 1.5  # how much later than its deadline a cut may be seen
 AT_ONCE_S = 0.5  # an answer of ours, on a machine that does other things too
 
@@ -42,7 +43,7 @@ services:
     endpoints:
       - {{url: "http://{engine}", engine: vllm, version: v1}}
     deadlines:
-      {{connect: 1s, head: 60s, first_token: 3s, token_gap: 1500ms, tool_gap: 1500ms, total: 3m, idle_client: 30s}}
+      {{connect: 1s, head: 60s, first_token: 4s, token_gap: 2s, tool_gap: 2s, total: 3m, idle_client: 30s}}
     retry: {{attempts: 1}}
     breakers:
       node:
@@ -80,7 +81,8 @@ def front(vllm: Vllm, tmp_path: Path) -> Iterator[Front]:
 def test_streamed_chat_is_the_engines(vllm: Vllm, front: Front, options: dict[str, object]) -> None:
     body = chat_body(stream=True, **options)
     direct, direct_events = _streamed(vllm.address, CHAT, body)
-    relayed, relayed_events = _streamed(front(2).address, CHAT, body)
+    sidecar = front(2)
+    relayed, relayed_events = _streamed(sidecar.address, CHAT, body)
 
     assert (relayed.status, _end_to_end(relayed.headers)) == (200, _end_to_end(direct.headers))
     if "n" in options:  # whose turn it is differs
@@ -90,20 +92,29 @@ def test_streamed_chat_is_the_engines(vllm: Vllm, front: Front, options: dict[st
     assert _text(relayed_events) == _text(direct_events) != ""
     assert relayed_events[-1] == b"data: [DONE]"
     assert not relayed.cut
+    (line,) = sidecar.requests(1)
+    assert (line["result"], line["flag"], line["finish_reason"]) == ("success", "", "length")
     if "stream_options" in options:
-        assert _payload(relayed_events[-2])["usage"] == _payload(direct_events[-2])["usage"]
+        usage = _payload(relayed_events[-2])["usage"]
+        assert usage == _payload(direct_events[-2])["usage"]
+        assert isinstance(usage, dict)
+        assert line["completion_tokens"] == usage["completion_tokens"] == 16
+        assert line["prompt_tokens"] == usage["prompt_tokens"]
 
 
 def test_whole_chat_is_the_engines(vllm: Vllm, front: Front) -> None:
     direct = call(vllm.address, "POST", CHAT, chat_body(), x_request_id="twin")
-    relayed = call(front(2).address, "POST", CHAT, chat_body(), x_request_id="twin")
+    sidecar = front(2)
+    relayed = call(sidecar.address, "POST", CHAT, chat_body(), x_request_id="twin")
 
     assert (relayed.status, _end_to_end(relayed.headers)) == (200, _end_to_end(direct.headers))
     assert _blanked(relayed.body) == _blanked(direct.body)
     assert relayed.json()["id"] == direct.json()["id"] == "chatcmpl-twin"
     usage = relayed.json()["usage"]
     assert isinstance(usage, dict)
-    assert usage["completion_tokens"] == 16
+    (line,) = sidecar.requests(1)
+    assert line["completion_tokens"] == usage["completion_tokens"] == 16
+    assert (line["result"], line["finish_reason"], line["request_id"]) == ("success", "length", "twin")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +138,9 @@ def test_each_api_ends_its_own_way_and_counts_as_success(
     assert _kinds(relayed_events) == _kinds(direct_events)
     assert relayed_events[-1].split(b"\n")[0] == direct_events[-1].split(b"\n")[0]
     assert relayed_events[-1].startswith(last)
-    assert sidecar.breaker("node", vllm.address) == "closed"
+    (line,) = sidecar.requests(1)
+    assert (line["result"], line["stream"]) == ("success", True)
+    assert line["finish_reason"]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +151,8 @@ def test_each_api_ends_its_own_way_and_counts_as_success(
         (chat_body(max_tokens=10_000_000), 400),
         (chat_body(temperature=-1), 400),
         (b'{"model": "tiny"}', 400),
-        (b'{"model": ', 400),
     ],
-    ids=["unknown-model", "unknown-model-streamed", "over-context", "bad-field", "no-messages", "bad-json"],
+    ids=["unknown-model", "unknown-model-streamed", "over-context", "bad-field", "no-messages"],
 )
 def test_refusal_by_the_engine_passes_unchanged_and_charges_nobody(
     vllm: Vllm, front: Front, body: bytes, status: int
@@ -151,8 +163,46 @@ def test_refusal_by_the_engine_passes_unchanged_and_charges_nobody(
 
     assert direct.status == relayed.status == status
     assert _blanked(relayed.body) == _blanked(direct.body)
+    (line,) = sidecar.requests(1)
+    assert (line["result"], line["status"], line["attempts"]) == ("ignored", status, 1)
     assert sidecar.breaker("node", vllm.address) == "closed"
     assert call(sidecar.address, "POST", CHAT, chat_body()).status == 200
+
+
+@pytest.mark.xfail(strict=True, reason="a step of the engine that adds no text counts as silence")
+def test_tokens_without_text_are_signs_of_life(vllm: Vllm, front: Front) -> None:
+    """A special token is left out of the text: the engine sends a chunk with empty content for each."""
+    sidecar = front(1)
+    body = chat_body(stream=True, max_tokens=6000, logit_bias={"0": 100})  # <pad>, for longer than a gap may last
+    relayed, events = _streamed(sidecar.address, CHAT, body)
+
+    assert (events[-1], relayed.cut) == (b"data: [DONE]", False)
+    (line,) = sidecar.requests(1)
+    assert line["result"] == "success"
+
+
+def test_sixteen_streams_at_once_are_each_whole(vllm: Vllm, front: Front) -> None:
+    sidecar = front(1)
+    body = chat_body(stream=True, max_tokens=200, stream_options={"include_usage": True})
+    with ThreadPoolExecutor(16) as clients:
+        streams = list(clients.map(lambda _: _streamed(sidecar.address, CHAT, body), range(16)))
+
+    for exchange, events in streams:
+        assert (exchange.status, exchange.cut, events[-1]) == (200, False, b"data: [DONE]")
+        usage = _payload(events[-2])["usage"]
+        assert isinstance(usage, dict)
+        assert usage["completion_tokens"] == 200
+    assert {line["result"] for line in sidecar.requests(16)} == {"success"}
+    assert sidecar.in_flight() == 0
+
+
+def test_engine_that_closes_idle_connections_is_never_seen_doing_it(vllm: Vllm, front: Front) -> None:
+    """Requests come just before, at and after the moment when the engine closes the connection that they would use."""
+    sidecar = front(1)
+    for late_s in (-0.03, -0.02, -0.01, -0.005, 0, 0.005, 0.01, 0.02, 0.5):
+        assert call(sidecar.address, "POST", CHAT, chat_body(max_tokens=1)).status == 200
+        time.sleep(KEEP_ALIVE_S + late_s)
+    assert {line["result"] for line in sidecar.requests(9)} == {"success"}
 
 
 # --- a client that leaves takes its work with it
@@ -164,6 +214,9 @@ def test_client_that_leaves_a_stream_frees_the_engine(vllm: Vllm, front: Front) 
         _take(stream, 5)
         vllm.wait_running(1, within_s=10)
     vllm.wait_running(0, within_s=5)
+    (line,) = sidecar.requests(1)
+    assert (line["result"], line["flag"], line["status"]) == ("ignored", "DC", 200)
+    assert sidecar.in_flight() == 0
     assert sidecar.breaker("node", vllm.address) == "closed"
 
 
@@ -172,7 +225,22 @@ def test_client_that_leaves_before_any_byte_frees_the_engine(vllm: Vllm, front: 
     with post(sidecar.address, CHAT, chat_body(max_tokens=ENDLESS)):
         vllm.wait_running(1, within_s=10)
     vllm.wait_running(0, within_s=5)
+    (line,) = sidecar.requests(1)
+    assert (line["result"], line["flag"], line["status"]) == ("ignored", "DC", 499)
+    assert sidecar.in_flight() == 0
     assert sidecar.breaker("node", vllm.address) == "closed"
+
+
+def test_drain_ends_streams_in_band_and_frees_the_engine(vllm: Vllm, front: Front) -> None:
+    sidecar = front(1)
+    with _endless(sidecar.address) as stream:
+        _take(stream, 5)
+        sidecar.stop()  # gives live streams a second
+        events = list(stream.events())
+    _assert_cut_by_us(events, "draining")
+    (line,) = sidecar.requests(1)
+    assert (line["result"], line["status"]) == ("ignored", 200)
+    vllm.wait_running(0, within_s=5)
 
 
 # --- an engine that fails is found out by what it does, not by its health
@@ -188,9 +256,13 @@ def test_sigstop_opens_the_breaker_on_evidence_and_a_probe_closes_it(vllm: Vllm,
             events, quiet_s, ended_s = _to_the_end(stream)
             assert vllm.health() == 200  # the engine's own word, worth nothing here
             _assert_cut_by_us(events, "token_gap_timeout")
+            assert b": keep-alive" in events  # a comment of the frozen engine's front, and no token
             assert ended_s > GAP_S * 0.9
             assert quiet_s < GAP_S + LATE_S
             assert sidecar.breaker("node", vllm.address) == "closed"  # one failure of two
+
+            # What the front answers without the engine is no evidence for it: the count of failures goes on.
+            assert call(sidecar.address, "GET", "/v1/models").status == 200
 
             late = _ask(sidecar)
             assert (late.status, late.error_code()) == (504, "ttft_timeout")
@@ -207,6 +279,7 @@ def test_sigstop_opens_the_breaker_on_evidence_and_a_probe_closes_it(vllm: Vllm,
             os.kill(core, signal.SIGCONT)
     assert _wait_for(sidecar, 200).status == 200
     assert sidecar.breaker("node", vllm.address) == "closed"
+    assert sidecar.in_flight() == 0
     vllm.wait_running(0, within_s=5)  # what we cut was given back to the engine
 
 
@@ -229,7 +302,9 @@ def test_frozen_front_of_the_engine_is_cut_at_the_gap_deadline(vllm: Vllm, front
     vllm.wait_running(0, within_s=5)
 
 
-def test_sigkill_of_the_core_passes_its_error_on_and_counts_as_failure(vllm: Vllm, front: Front) -> None:
+def test_sigkill_of_the_core_passes_its_error_on_and_a_new_engine_closes_the_breaker(
+    vllm_keeper: VllmKeeper, vllm: Vllm, front: Front
+) -> None:
     sidecar = front(1)
     with _endless(vllm.address) as direct, _endless(sidecar.address) as relayed:
         _take(direct, 5)
@@ -242,8 +317,14 @@ def test_sigkill_of_the_core_passes_its_error_on_and_counts_as_failure(vllm: Vll
     assert relayed_end == direct_end  # its words, and its [DONE] after them
     assert relayed_end[1] == b"data: [DONE]"
     assert (direct.cut, relayed.cut) == (False, False)
+    (line,) = sidecar.requests(1)
+    assert (line["result"], line["status"]) == ("failure", 200)
     sidecar.wait_breaker("node", vllm.address, "open", within_s=1)
     _assert_refused_at_once(_ask(sidecar))
+
+    assert vllm_keeper.ready() is not vllm  # as a pod restarts its container: the same address
+    assert _wait_for(sidecar, 200).status == 200
+    assert sidecar.breaker("node", vllm.address) == "closed"
 
 
 def test_sigterm_of_the_engine_leaves_no_client_hanging(
@@ -296,7 +377,9 @@ def _end_by_sigterm(vllm: Vllm, sidecar: Sidecar) -> str:
 
 def _streamed(address: str, path: str, body: bytes) -> tuple[Exchange, list[bytes]]:
     with post(address, path, body) as exchange:
-        return exchange, list(exchange.head().events())
+        if exchange.head().status != 200:
+            pytest.fail(f"{exchange.status}: {exchange.whole().body!r}")
+        return exchange, list(exchange.events())
 
 
 def _endless(address: str) -> Exchange:
@@ -371,6 +454,8 @@ def _kinds(events: list[bytes]) -> list[bytes]:
     """Each kind of event once per run of it: the bytes with the words blanked out too, but never an empty one."""
     kinds: list[bytes] = []
     for event in events:
+        if event.startswith(b":"):  # a keep-alive, which comes when the machine is slow
+            continue
         kind = re.sub(rb'"(content|text|delta|reasoning)":"(?:[^"\\]|\\.)+"', rb'"\1":"*"', _blanked(event))
         kind = re.sub(rb'"index":\d', b'"index":*', kind)
         if not kinds or kinds[-1] != kind:
@@ -382,7 +467,7 @@ def _text(events: list[bytes]) -> str:
     """All words of a chat stream, choice by choice."""
     words: dict[int, str] = {}
     for event in events:
-        if event == b"data: [DONE]":
+        if event == b"data: [DONE]" or event.startswith(b":"):
             continue
         choices = _payload(event)["choices"]
         assert isinstance(choices, list)
