@@ -126,12 +126,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     settings = from_arguments(arguments, os.environ)
-    from sidecar import main as composition
+    from sidecar import demonstration
     from sidecar.demo.script import Kind
 
     if arguments.fault is not None and arguments.fault not in set(Kind):
         raise UsageError(f'--fault: "{arguments.fault}" is not one of {", ".join(Kind)}')
-    return composition.demo(settings, arguments.fault)
+    return demonstration.demo(settings, arguments.fault)
 
 
 def _validate(arguments: argparse.Namespace) -> int:

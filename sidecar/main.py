@@ -57,6 +57,7 @@ class Running:
         self.admin_port: int | None = None
         self.pipeline: Pipeline
         self.listener: Listener
+        self.watcher: PolicyWatcher | None = None
         self.stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -146,10 +147,10 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             metrics.watch("log_lines_dropped", lambda: writer.dropped)
             beside = [tasks.create_task(_sweep(pool, loop.time))]
             if path is not None:
-                watcher = PolicyWatcher(
+                running.watcher = PolicyWatcher(
                     path, running.store, running.apply, running.refuse, upstreams=settings.upstreams
                 )
-                beside.append(tasks.create_task(watcher.run()))
+                beside.append(tasks.create_task(running.watcher.run()))
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
@@ -180,7 +181,7 @@ def _without_files(settings: Settings) -> Snapshot:
 def run(settings: Settings) -> int:
     """`sidecar run`: serve until SIGTERM or SIGINT, drain; the exit code."""
     try:
-        uvloop.run(_serve_until_stopped(settings))
+        uvloop.run(_serveuntil_stopped(settings))
     except UsageError as exc:
         print(f"sidecar run: {exc}", file=sys.stderr)
         return 2
@@ -190,18 +191,22 @@ def run(settings: Settings) -> int:
     return 0
 
 
-async def _serve_until_stopped(settings: Settings) -> None:
+async def _serveuntil_stopped(settings: Settings) -> None:
     async with serving(settings) as running:
         _tune_gc()
         _say_started(running, settings)
-        await _until_stopped(running)
+        await until_stopped(running)
         await running.listener.drain(settings.settle_s, settings.drain_s)
 
 
-async def _until_stopped(running: Running) -> None:
+async def until_stopped(running: Running) -> None:
+    """Wait for SIGTERM, SIGINT or the admin's word to drain."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.drain)
+    if running.watcher is None:
+        # Nothing to reload; the default would end the process.
+        loop.add_signal_handler(signal.SIGHUP, lambda: running.logs.event.info("nothing_to_reload"))
     await running.stopping.wait()
     # A second signal ends the process at once.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -250,13 +255,3 @@ def _tune_gc() -> None:
 
 def _new_id() -> bytes:
     return b"%032x" % random.getrandbits(128)
-
-
-def demo(settings: Settings, fault: str | None) -> int:
-    """`sidecar demo`: three simulated engines and a sidecar in front of them, ready to be called; the exit code."""
-    try:
-        uvloop.run(_demonstrate(settings, fault))  # noqa: F821
-    except OSError as exc:
-        print(f"sidecar demo: {exc}", file=sys.stderr)
-        return 1
-    return 0
