@@ -94,7 +94,7 @@ def read_answer(api: Api | None, body: bytes, *, status: int = 200) -> Answer:
         error=error,
         usage=usage_of(parsed.usage),
         finish_reason=_finish_of(parsed),
-        malformed=not whole and error is None and not failed,
+        malformed=not whole and error is None,
     )
 
 

@@ -166,6 +166,7 @@ SILENT = {
     "null logprobs": (Api.CHAT, chat({"content": ""}, logprobs=None)),
     "no choices": (Api.CHAT, event({"choices": []})),
     "usage": (Api.CHAT, event({"choices": [], "usage": {"prompt_tokens": 1}})),
+    "usage without choices": (Api.CHAT, event({"usage": {"prompt_tokens": 1}})),
     "comment": (Api.CHAT, b": data: x\n\n"),
     "done": (Api.CHAT, DONE),
     "blank data": (Api.CHAT, b"data: \n\n"),
