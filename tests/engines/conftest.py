@@ -5,7 +5,6 @@ asks for engines where none is installed fails, and says how to install one.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -33,8 +32,3 @@ def vllm_keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmKeeper
 def vllm(vllm_keeper: VllmKeeper) -> Vllm:
     """A ready, idle engine: the one of the test before if it lives, else a new one (about a minute)."""
     return vllm_keeper.ready()
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    return tmp_path

@@ -16,6 +16,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -36,13 +37,14 @@ class Vllm:
         assert binary.exists(), f"no engine in {venv_dir()}: run `python tests/engines/install_vllm.py`"
         self.address = address
         self.log = log
+        self._scratch = tempfile.TemporaryDirectory(prefix="vllm-")  # a short path: its unix sockets lie there
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [str(binary), "serve", str(model_dir()), *self._flags()],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env=_environment() | {"TMPDIR": self._scratch.name},
                 start_new_session=True,
             )
 
@@ -107,6 +109,7 @@ class Vllm:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(10)
         self._process.wait(30)
+        self._scratch.cleanup()
 
     def tail(self) -> str:
         """The end of the engine's log."""
