@@ -50,9 +50,9 @@ def endpoint(upstream: Upstream, **changes: object) -> Endpoint:
 
 
 def service(*endpoints: Upstream | Endpoint, name: str = "default", **changes: object) -> Service:
-    """A service whose breakers are off and whose deadlines are long, changed as given."""
+    """A service whose breakers are off, which never re-sends, and whose deadlines are long; changed as given."""
     made = tuple(each if isinstance(each, Endpoint) else endpoint(each) for each in endpoints)
-    plain = Service(name=name, endpoints=made, breakers=BREAKERS_OFF, deadlines=PATIENT)
+    plain = Service(name=name, endpoints=made, breakers=BREAKERS_OFF, deadlines=PATIENT, retry=NO_RETRY)
     return msgspec.structs.replace(plain, **changes)
 
 

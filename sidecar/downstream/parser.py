@@ -19,22 +19,25 @@ from sidecar.proxy.request import Request
 from sidecar.wire.call import api_of
 from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, connection_tokens
 
-_READ = frozenset(
-    {
-        b"host",
-        b"content-length",
-        b"transfer-encoding",
-        b"connection",
-        b"upgrade",
-        b"expect",
-        b"x-request-id",
-        b"x-forwarded-for",
-        b"x-forwarded-proto",
-        b"traceparent",
-    }
-)
-# Not passed on as they came: hop-by-hop, and those that the forwarded head states anew.
-_DROPPED = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id", b"x-forwarded-for", b"x-forwarded-proto"}
+# What is done with a header: read and passed on, read and stated anew in the forwarded head, or dropped.
+_READ, _RESTATED, _DROPPED = range(3)
+_KINDS = {
+    b"host": _READ,
+    b"traceparent": _READ,
+    b"content-length": _RESTATED,
+    b"transfer-encoding": _RESTATED,
+    b"connection": _RESTATED,
+    b"upgrade": _RESTATED,
+    b"expect": _RESTATED,
+    b"x-request-id": _RESTATED,
+    b"x-forwarded-for": _RESTATED,
+    b"x-forwarded-proto": _RESTATED,
+}
+_KINDS |= dict.fromkeys(HOP_BY_HOP - _KINDS.keys(), _DROPPED)
+_kind_of = _KINDS.get
+
+
+_X = ord("x")
 
 
 class Refused(Exception):
@@ -62,7 +65,6 @@ class RequestParser:
         "_in_head",
         "_in_trailers",
         "_parser",
-        "_replaying",
         "_request",
         "_trusted",
         "requests",
@@ -81,7 +83,6 @@ class RequestParser:
         self._excess = 0  # bytes of this message that came to nothing
         self._accounted = 0  # bytes that this read may have, for what came of it
         self._begun = 0  # messages that this read began
-        self._replaying = False
         self.requests: list[Request] = []
         self.tunnel: bytes | None = None
 
@@ -95,7 +96,9 @@ class RequestParser:
         if self.tunnel is not None:
             self.tunnel += data
             return
-        self._accounted = self._begun = 0
+        # Of the fields finished in this read, the part that earlier reads brought was held against them.
+        self._accounted = -self._counted
+        self._begun = 0
         between = self._request.complete
         try:
             self._parser.feed_data(data)
@@ -113,7 +116,7 @@ class RequestParser:
             self._excess = 0  # whose the bytes are cannot be told; the next read counts on
             return
         # A field that never ends, a chunk's extension, a zero before its size: no callback sees them.
-        self._excess = max(0, self._excess + len(data) - self._accounted)
+        self._excess = max(0, self._excess + len(data) - self._accounted - self._counted)
         if self._excess > MAX_HEAD_BYTES:
             raise Refused(_head_too_large())
 
@@ -130,24 +133,19 @@ class RequestParser:
             self.tunnel = rest
             return
         # llhttp called the message complete before its body: read the body under the same framing.
-        self._parser = httptools.HttpRequestParser(self)
+        replay = _Replay(self)
+        self._parser = replay.parser
         if request.has_body:
-            framing = (
-                b"transfer-encoding: chunked"
-                if request.chunked
-                else b"content-length: %d" % (request.content_length or 0)
-            )
-            self._replaying = True
-            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
-            self._replaying = False
+            length = request.content_length or 0
+            framing = b"transfer-encoding: chunked" if request.chunked else b"content-length: %d" % length
+            replay.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+        replay.over = True
         if rest:
             self.feed(rest)
 
     # llhttp's callbacks, in their order.
 
     def on_message_begin(self) -> None:
-        if self._replaying:
-            return
         self._request = Request()
         self._in_head = True
         self._in_trailers = False
@@ -156,34 +154,35 @@ class RequestParser:
         self._begun += 1
 
     def on_url(self, url: bytes) -> None:
-        if self._replaying:
-            return
         # httptools may hand a target over in parts.
         self._request.target += url
-        self._count(len(url))
+        self._counted += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._replaying:
-            return
-        self._count(len(name) + len(value) + 4)
+        self._counted += len(name) + len(value) + 4
+        if self._counted > MAX_HEAD_BYTES:
+            raise Refused(_head_too_large())
         request = self._request
         lower = name.lower()
+        kind = _kind_of(lower)
         if self._in_trailers:
-            if lower not in _DROPPED and lower != b"host":
+            if kind is None:
                 request.trailers.append(b"%b: %b\r\n" % (name, value))
             return
         request.headers.append((lower, value))
-        if lower in _READ:
+        if kind is None:
+            # Most start with another letter, which is cheaper to see.
+            if lower[0] != _X or self._trusted or not lower.startswith(OURS):
+                request.lines.append(b"%b: %b\r\n" % (name, value))
+        elif kind != _DROPPED:
             self._read(request, lower, value)
-        if lower in _DROPPED or (lower.startswith(OURS) and not self._trusted):
-            return
-        request.lines.append(b"%b: %b\r\n" % (name, value))
+            if kind == _READ:
+                request.lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        if self._replaying:
-            return
         self._in_head = False
         self._in_trailers = True
+        self._accounted += self._counted
         self._counted = 0
         request = self._request
         parser = self._parser
@@ -229,12 +228,6 @@ class RequestParser:
             request.body = b"".join(request.pieces)
             request.pieces.clear()
 
-    def _count(self, size: int) -> None:
-        self._counted += size
-        self._accounted += size
-        if self._counted > MAX_HEAD_BYTES:
-            raise Refused(_head_too_large())
-
     def _read(self, request: Request, name: bytes, value: bytes) -> None:
         match name:
             case b"host":
@@ -263,6 +256,33 @@ class RequestParser:
                 request.forwarded_proto = value
             case b"traceparent":
                 request.traceparent = value
+
+
+class _Replay:
+    """The callbacks of a parser that must first be brought to where another one stopped; from then on, the owner's."""
+
+    def __init__(self, owner: RequestParser) -> None:
+        self.over = False
+        self._owner = owner
+        self.on_body = owner.on_body
+        self.on_message_complete = owner.on_message_complete
+        self.parser = httptools.HttpRequestParser(self)
+
+    def on_message_begin(self) -> None:
+        if self.over:
+            self._owner.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self.over:
+            self._owner.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.over:
+            self._owner.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.over:
+            self._owner.on_headers_complete()
 
 
 def _may_tunnel(request: Request) -> bool:

@@ -14,6 +14,8 @@ import msgspec
 class Reason(StrEnum):
     """Why the client gets an answer (or an in-band error event) of ours."""
 
+    __hash__ = str.__hash__  # Enum's own is a Python call
+
     BREAKER_OPEN = "breaker_open"
     SESSION_OPEN = "session_open"
     REQUEST_OPEN = "request_open"

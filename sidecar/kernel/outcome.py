@@ -25,6 +25,9 @@ class Result(Enum):
 class Ending(StrEnum):
     """How one wire attempt ended."""
 
+    # Enum's own hash is a Python call, and every request looks its ending up several times.
+    __hash__ = str.__hash__
+
     COMPLETE = "complete"
     CONNECT_FAILED = "connect_failed"
     RESET_BEFORE_HEAD = "reset_before_head"

@@ -11,10 +11,9 @@ that is no stream until it is whole, both up to 64 KiB. So a first-token deadlin
 an error under 200 can, too. What is no inference is committed at its head.
 
 Once flowing, every read goes to the client first and to the reader after; deadlines move by an assignment, and one
-lazy timer per attempt looks at them when it fires.
+watchdog for all attempts looks at them when they were due.
 """
 
-import asyncio
 from collections.abc import Callable
 from enum import Enum
 from types import MappingProxyType
@@ -28,6 +27,7 @@ from sidecar.policy.schema import Deadlines
 from sidecar.proxy.forwarded import held_body
 from sidecar.proxy.ports import Client, Connector, Link
 from sidecar.proxy.request import Request
+from sidecar.proxy.watchdog import Watchdog
 from sidecar.wire.answer import Usage, read_answer
 from sidecar.wire.call import Api, Call
 from sidecar.wire.stream import StreamReader
@@ -38,8 +38,6 @@ HELD_BYTES = 64 * 1024
 STALE_S = 1.0
 """A reused connection that closes without a byte within this time of sending had been closed before we sent: engines
 close idle connections silently, and the reset comes within a round trip. Later, the engine died of the request."""
-
-_TIMER_SLACK_S = 0.001  # uvloop's timers count whole milliseconds and may fire that much early
 
 _EVENT_STREAM = b"text/event-stream"
 
@@ -68,14 +66,6 @@ TRANSITIONS = MappingProxyType(
 )
 
 
-class Timers(Protocol):
-    """The part of an event loop that an attempt needs."""
-
-    def time(self) -> float: ...
-
-    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle: ...
-
-
 class Owner(Protocol):
     """The exchange that an attempt belongs to."""
 
@@ -98,6 +88,7 @@ class Attempt:
 
     __slots__ = (
         "_client",
+        "_clock",
         "_closed_whole",
         "_connector",
         "_deadlines",
@@ -112,12 +103,12 @@ class Attempt:
         "_pieces",
         "_request",
         "_restarted",
-        "_timer",
-        "_timer_at",
-        "_timers",
+        "_slot",
         "_total_at",
         "_trailers",
         "_upload_ended",
+        "_watchdog",
+        "_watched_at",
         "bytes_out",
         "call",
         "committed",
@@ -145,7 +136,8 @@ class Attempt:
         client: Client,
         node: Node,
         connector: Connector,
-        timers: Timers,
+        clock: Callable[[], float],
+        watchdog: Watchdog,
         deadlines: Deadlines,
         total_at: float,
     ) -> None:
@@ -155,7 +147,8 @@ class Attempt:
         self._client = client
         self.node = node
         self._connector = connector
-        self._timers = timers
+        self._clock = clock
+        self._watchdog = watchdog
         self._deadlines = deadlines
         self._total_at = total_at
         self._engine_head = b""
@@ -167,8 +160,8 @@ class Attempt:
         self._paused = False
         self._restarted = False
         self._upload_ended = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._slot = 0
+        self._watched_at = 0.0
         self._due = 0.0
         self._due_ending = Ending.TOTAL_TIMEOUT
         self.phase = Phase.CONNECTING
@@ -180,7 +173,7 @@ class Attempt:
         self.finish_reason: str | None = None
         self.committed = False
         self.reused_connection = False
-        self.started_at = timers.time()
+        self.started_at = clock()
         self.sent_at = 0.0
         self.first_token_at = 0.0
         self.last_token_at = 0.0
@@ -210,7 +203,7 @@ class Attempt:
             self._upload_ended = True
             link.end_upload(request.trailers)
             if self.phase is Phase.WAITING:
-                self._await_head(self._timers.time())
+                self._await_head(self._clock())
 
     def push_tunnel(self, data: bytes) -> None:
         """Bytes of a tunnel from the client."""
@@ -229,7 +222,7 @@ class Attempt:
         if self._link is not None:
             self._link.resume()
         if self.phase is Phase.FLOWING and self.call is not None:
-            self.last_token_at = self._timers.time()
+            self.last_token_at = self._clock()
             self._await_more(self.last_token_at)
 
     def stop(self, ending: Ending) -> None:
@@ -248,7 +241,7 @@ class Attempt:
         self._link = link
         self._move(Phase.WAITING)
         self.reused_connection = link.used
-        now = self._timers.time()
+        now = self._clock()
         self.sent_at = now
         body = held_body(request) if request.held else b""
         if self._paused:
@@ -298,7 +291,7 @@ class Attempt:
                 if reader.feed(data):
                     self._token(reader)
             elif self.call is not None:
-                self._await_more(self._timers.time())
+                self._await_more(self._clock())
             return
         self._held.append(data)
         self._held_size += len(data)
@@ -323,7 +316,7 @@ class Attempt:
             case Phase.WAITING:
                 if link is not None and not link.received and self._is_stale():
                     self._restarted = True
-                    self._cancel_timer()
+                    self._unwatch()
                     self._move(Phase.CONNECTING)
                     self._connect(fresh=True)
                     return
@@ -347,7 +340,7 @@ class Attempt:
         self.head = head
         self._move(Phase.TUNNEL)
         self.committed = True
-        self._cancel_timer()
+        self._unwatch()
         self._owner.attempt_accepted(self)
         self._client.start_tunnel(head, self._owner.reply_lines(self), data)
 
@@ -383,7 +376,7 @@ class Attempt:
         self._watch(now + gap_s, Ending.TOKEN_GAP_TIMEOUT)
 
     def _token(self, reader: StreamReader) -> None:
-        now = self._timers.time()
+        now = self._clock()
         if self.last_token_at:
             gap = now - self.last_token_at
             if gap > self.max_gap_s:
@@ -399,7 +392,7 @@ class Attempt:
     def _flow(self) -> None:
         self._move(Phase.FLOWING)
         self._commit()
-        self._await_more(self._timers.time())
+        self._await_more(self._clock())
 
     def _commit(self) -> None:
         head = self.head
@@ -493,7 +486,7 @@ class Attempt:
             self.reused_connection
             and not self._restarted
             and self._request.resendable
-            and self._timers.time() - self.sent_at < STALE_S
+            and self._clock() - self.sent_at < STALE_S
         )
 
     def _expired(self) -> None:
@@ -511,29 +504,31 @@ class Attempt:
             ending = Ending.TOTAL_TIMEOUT
         self._due = due
         self._due_ending = ending
-        if self._timer is None or due < self._timer_at:
-            self._set_timer(due)
+        if not self._slot:
+            self._watched_at = due
+            self._slot = self._watchdog.add(self, due)
+        elif due < self._watched_at:
+            self._watchdog.remove(self, self._slot)
+            self._watched_at = due
+            self._slot = self._watchdog.add(self, due)
 
-    def _set_timer(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = when
-        self._timer = self._timers.call_at(when, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._timers.time() < self._due - _TIMER_SLACK_S:
-            self._set_timer(self._due)
+    def look(self, now: float) -> None:
+        """Our deadline's time has come, unless it was moved."""
+        self._slot = 0
+        if self.phase is Phase.DONE:
+            return  # ended while this round of looks was under way
+        if now < self._due:
+            self._watch(self._due, self._due_ending)
         elif self._paused and self._due < self._total_at:
             # Paused after this deadline was set: the silence is the client's.
             self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
         else:
             self._expired()
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _unwatch(self) -> None:
+        if self._slot:
+            self._watchdog.remove(self, self._slot)
+            self._slot = 0
 
     def _move(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], (self.phase, phase)
@@ -545,7 +540,7 @@ class Attempt:
         if self.phase is Phase.CONNECTING:
             self._connector.cancel(self)
         self._move(Phase.DONE)
-        self._cancel_timer()
+        self._unwatch()
         link, self._link = self._link, None
         if link is not None:
             link.abort()

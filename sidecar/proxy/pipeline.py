@@ -20,11 +20,12 @@ from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.policy.store import PolicyStore
-from sidecar.proxy.attempt import Attempt, Timers
+from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.flags import flag_of
 from sidecar.proxy.forwarded import engine_head
 from sidecar.proxy.ports import AttemptRecord, Client, Connector, Recorder, RequestRecord
 from sidecar.proxy.request import Request
+from sidecar.proxy.watchdog import Timers, Watchdog
 from sidecar.wire.call import Call, read_call
 from sidecar.wire.headers import is_safe_id
 from sidecar.wire.refusal import error_event
@@ -52,7 +53,8 @@ class Pipeline:
         self.fleet = fleet
         self.connector = connector
         self.recorder = recorder
-        self.timers = timers
+        self.clock = timers.time
+        self.watchdog = Watchdog(timers)
         self.now_wall = now_wall
         self.new_id = new_id
         self.on_crash = on_crash
@@ -119,7 +121,7 @@ class Exchange:
         self._status = 0
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
-        self.started_at = pipeline.timers.time()
+        self.started_at = pipeline.clock()
         self._total_at = self.started_at
         self._flow_state: Coroutine[Any, Any, None] = self._flow()
 
@@ -173,7 +175,7 @@ class Exchange:
     async def _serve(self, service: ServiceState, call: Call | None) -> None:
         """Pick a version and a node, try, judge; again while that is allowed."""
         pipeline = self._pipeline
-        timers, chance = pipeline.timers, pipeline.fleet.chance
+        chance = pipeline.fleet.chance
         model = call.model if call is not None else ""
         session = self._session
         tried: list[EndpointKey] = []
@@ -194,7 +196,7 @@ class Exchange:
             attempt = await self._try(service, choice, call)
             ending = attempt.ending
             assert ending is not None
-            now = timers.time()
+            now = pipeline.clock()
             self._judge(service, choice, attempt, ending, now)
             if attempt.committed or not self._may_resend(attempt, ending, service, now):
                 return self._finish(attempt, ending)
@@ -216,7 +218,8 @@ class Exchange:
             self._client,
             node,
             pipeline.connector,
-            pipeline.timers,
+            pipeline.clock,
+            pipeline.watchdog,
             service.policy.deadlines,
             self._total_at,
         )
@@ -237,7 +240,7 @@ class Exchange:
             result = Result.IGNORED
         if result is Result.OVERLOADED:
             service.overloaded(node, attempt.retry_after_s(pipeline.now_wall()), now)
-        self._transition(node.breaker.record(choice.permit, result, now, ending.value))
+        self._transition(node.breaker.record(choice.permit, result, now, ending))
         reader = attempt.reader
         pipeline.recorder.attempt(
             AttemptRecord(
@@ -319,17 +322,17 @@ class Exchange:
     ) -> None:
         """The request's own outcome, once, to whoever admitted it; then the line in the log."""
         pipeline, attempt, session = self._pipeline, self._attempt, self._session
-        now = pipeline.timers.time()
+        now = pipeline.clock()
         ending = attempt.ending if attempt is not None else None
         verdict = DOCTRINE[ending] if ending is not None else None
         if isinstance(request_permit, Permit) and request_breaker is not None:
             # An overloaded fleet is not a kind of request that fails.
             result = verdict.node if verdict is not None else Result.IGNORED
-            why = ending.value if ending is not None else ""
+            why = ending if ending is not None else ""
             self._transition(request_breaker.record(request_permit, result, now, why))
         if isinstance(session_permit, Permit) and service is not None and session is not None:
             result = verdict.session if verdict is not None else Result.IGNORED
-            why = ending.value if ending is not None else ""
+            why = ending if ending is not None else ""
             self._transition(service.record_session(session, session_permit, result, now, why))
         pipeline.recorder.request(self._request_record(service, call, ending, now))
 
@@ -396,6 +399,8 @@ class Exchange:
             self._client.cut()
         else:
             return
+        # The attempt and we know each other: without this only the garbage collector could part us.
+        self._attempt = self._choice = None
         self._pipeline.live -= 1
         self._client.exchange_done()
 
@@ -411,7 +416,7 @@ class Exchange:
         """The engine took the request: now, and not before, the session is bound to it."""
         head, choice, session = attempt.head, self._choice, self._session
         if self._binds and session is not None and choice is not None and head is not None and head.status < 400:
-            bind(session, choice, self._pipeline.timers.time())
+            bind(session, choice, self._pipeline.clock())
 
     def reply_lines(self, attempt: Attempt) -> bytes:
         """Our header lines on an engine's answer."""

@@ -18,7 +18,22 @@ from sidecar.kernel.exchange import Header, ResponseHead
 from sidecar.proxy.ports import Sink
 from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, connection_tokens, media_type, without_named
 
-_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+# What is done with a header: read and passed on, read and not passed on, or dropped.
+_READ, _KEPT, _DROPPED = range(3)
+_KINDS = {
+    b"content-type": _READ,
+    b"content-encoding": _READ,
+    b"retry-after": _READ,
+    b"retry-after-ms": _READ,
+    b"content-length": _KEPT,
+    b"transfer-encoding": _KEPT,
+    b"connection": _KEPT,
+    b"upgrade": _KEPT,
+    b"x-request-id": _DROPPED,
+}
+_KINDS |= dict.fromkeys(HOP_BY_HOP - _KINDS.keys(), _DROPPED)
+_kind_of = _KINDS.get
+_X = ord("x")
 _BODILESS = frozenset({204, 304})
 
 
@@ -287,27 +302,18 @@ class EngineConnection(asyncio.Protocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             raise _BadBytes("the head or the trailers exceed 64 KiB")
         lower = name.lower()
+        kind = _kind_of(lower)
         if not self._in_head:
-            if lower not in _DROPPED:
+            if kind is None or kind == _READ:
                 self._trailers.append(b"%b: %b\r\n" % (name, value))
             return
-        match lower:
-            case b"content-type":
-                self._content_type = media_type(value)
-            case b"content-length":
-                self._content_length = int(value)
-            case b"content-encoding":
-                self._encoded = value.strip(b" \t").lower() not in (b"", b"identity")
-            case b"transfer-encoding":
-                self._te = value.strip(b" \t").lower()
-            case b"connection":
-                self._named += connection_tokens(value)
-            case b"upgrade":
-                self._upgrade = value
-            case b"retry-after" | b"retry-after-ms":
-                self._retry_after += ((lower, value),)
-        if lower not in _DROPPED and not lower.startswith(OURS):
-            self._lines.append(b"%b: %b\r\n" % (name, value))
+        if kind is None:
+            if lower[0] != _X or not lower.startswith(OURS):
+                self._lines.append(b"%b: %b\r\n" % (name, value))
+        elif kind != _DROPPED:
+            self._read(lower, value)
+            if kind == _READ:
+                self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         if self._ended:
@@ -358,6 +364,23 @@ class EngineConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if not self._in_head:
             self._ended = True
+
+    def _read(self, name: bytes, value: bytes) -> None:
+        match name:
+            case b"content-type":
+                self._content_type = media_type(value)
+            case b"content-length":
+                self._content_length = int(value)
+            case b"content-encoding":
+                self._encoded = value.strip(b" \t").lower() not in (b"", b"identity")
+            case b"transfer-encoding":
+                self._te = value.strip(b" \t").lower()
+            case b"connection":
+                self._named += connection_tokens(value)
+            case b"upgrade":
+                self._upgrade = value
+            case b"retry-after" | b"retry-after-ms":
+                self._retry_after += ((name, value),)
 
 
 class _BadBytes(Exception):

@@ -20,7 +20,7 @@ from tests.under_test import (
 )
 
 HELD_MAX = 1 << 20
-SMALL = 8192
+SMALL = 32768
 LEFT_S = 1.0
 """The promise is 100 ms; a test on a busy machine may see ten times that, and a proxy that forgot sees no end."""
 
@@ -55,13 +55,13 @@ def arriving(end: Wire) -> int:
     return kernel_holds(other, own)[0] + kernel_holds(own, other)[1]
 
 
-BIG = bytes(range(256)) * 64 * 1024  # 16 MiB
+BIG = bytes(range(256)) * 4 * 1024 * 6  # 6 MiB
 
 
 def sse_flood() -> tuple[bytes, bytes]:
-    """An SSE stream of about 16 MiB, its head apart."""
+    """An SSE stream of about 6 MiB, its head apart."""
     many = b"".join(token(number) for number in range(1000))
-    return stream_head(), chunked(*[many] * 100, end=False)
+    return stream_head(), chunked(*[many] * 50, end=False)
 
 
 @pytest.mark.parametrize("kind", ["length", "chunked", "stream"])
@@ -70,7 +70,7 @@ async def test_client_that_does_not_read_stops_the_upstream(kind: str) -> None:
         case "length":
             head, body = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BIG), BIG
         case "chunked":
-            head, body = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunked(*[BIG[:65536]] * 256)
+            head, body = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunked(*[BIG[:65536]] * 96)
         case _:
             head, body = sse_flood()
 
@@ -118,7 +118,7 @@ async def test_upstream_that_does_not_read_stops_the_client(kind: str) -> None:
 
     data = request(method=b"POST", body=BIG)
     if kind == "chunked":
-        data = request(method=b"POST", headers=[b"Transfer-Encoding: chunked"]) + chunked(*[BIG[:65536]] * 256)
+        data = request(method=b"POST", headers=[b"Transfer-Encoding: chunked"]) + chunked(*[BIG[:65536]] * 96)
     async with (
         Upstream(play, rcvbuf=SMALL) as upstream,
         sidecar(upstream) as proxy,
@@ -175,7 +175,7 @@ async def test_flood_of_pipelined_requests_is_stopped(inference: bool) -> None:
             await peer.send(json_answer(COMPLETION))
 
     one = chat(stream=False, text="x" * 1000) if inference else request(b"/" + b"x" * 1000)
-    count = 16_000
+    count = 6000
     async with Upstream(play) as upstream, sidecar(upstream) as proxy, proxy.client() as client:
         await client.send(one * count)
         await eventually(lambda: bool(upstream.requests), "the first upstream")

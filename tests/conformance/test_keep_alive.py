@@ -17,6 +17,8 @@ async def by_target(peer: Peer) -> None:
             await asyncio.sleep(0.02)
         if asked.method == b"POST":
             await peer.send(json_answer(COMPLETION, headers=[b"x-len: %d" % len(asked.body)]))
+        elif asked.method == b"HEAD":
+            await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
         else:
             await peer.send(response(asked.target))
 

@@ -84,7 +84,6 @@ HEADS = {
     "host-missing-and-no-header": b"GET /x HTTP/1.1\r\n\r\n",
     # request lines
     "line-no-version": b"GET /x\r\n" + HOST + b"\r\n",
-    "line-two-spaces": b"GET  /x HTTP/1.1\r\n" + HOST + b"\r\n",
     "line-space-at-end": b"GET /x HTTP/1.1 \r\n" + HOST + b"\r\n",
     "line-space-in-target": b"GET /x y HTTP/1.1\r\n" + HOST + b"\r\n",
     "line-tab": b"GET\t/x\tHTTP/1.1\r\n" + HOST + b"\r\n",
@@ -240,6 +239,13 @@ async def test_bytes_after_a_request_are_not_its_body(rest: bytes, split: bool) 
         assert (await client.response()).body == b"ok"
         await client.settled()
         assert [sent.body for sent in upstream.requests] == [b"12345"]
+
+
+async def test_spaces_between_method_and_target_are_refused_or_made_one(split: bool) -> None:
+    async with relayed(answers(response(b"ok")), split) as (upstream, _, client):
+        got = await client.ask(b"GET  /x HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert got.status in (200, 400)
+        assert [sent.start for sent in upstream.requests] == [b"GET /x HTTP/1.1"] * (got.status == 200)
 
 
 async def test_names_that_only_resemble_framing_frame_nothing(split: bool) -> None:

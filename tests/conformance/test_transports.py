@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from sidecar.policy.schema import Endpoint
+from sidecar.policy.schema import Deadlines, Endpoint, Seconds
 from tests.harness import Peer, Upstream, answers, eventually, request, response
 from tests.under_test import chat, endpoint, service, sidecar, whole_stream
 
+SHORT = Deadlines(connect_s=Seconds(0.2))
 BIG = bytes(range(256)) * 8192
 
 
@@ -151,8 +152,11 @@ async def test_engine_that_is_not_proved_gets_nothing(case: str, certificates: C
 
 
 async def test_plain_http_engine_behind_https_is_a_bad_gateway() -> None:
-    async with Upstream(answers(response())) as upstream:
-        wrong = service(endpoint(upstream, url=f"https://localhost:{upstream.port}", tls_verify=False))
+    async def deaf(peer: Peer) -> None:
+        await peer.until(lambda: peer.ended, "the end of a handshake that nobody answers")
+
+    async with Upstream(deaf) as upstream:
+        wrong = service(endpoint(upstream, url=f"https://localhost:{upstream.port}", tls_verify=False), deadlines=SHORT)
         async with sidecar(wrong) as proxy:
             got = await proxy.once(chat())
             assert (got.status, got.header(b"x-sidecar-reason")) == (502, b"upstream_connect")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sidecar.core.breaker import State
-from sidecar.policy.schema import Balance, Seconds
+from sidecar.policy.schema import Balance, Retry, Seconds
 from tests.harness import Upstream, one_by_one, says
 from tests.under_test import (
     NO_RETRY,
@@ -37,7 +37,13 @@ STATUSES = [400, 401, 404, 413, 422, 403, 405, 409, 410, 415, 418, 451]
 async def test_client_errors_never_open_and_are_never_resent() -> None:
     answers = [refuses(status) for status in [*[400] * 20, *STATUSES * 3]]
     async with Upstream(one_by_one(*map(says, answers))) as first, Upstream(one_by_one(OK)) as second:
-        plan = service(endpoint(first, local=True), second, balance=Balance(local_first=True), breakers=node_breaker(1))
+        plan = service(
+            endpoint(first, local=True),
+            second,
+            balance=Balance(local_first=True),
+            breakers=node_breaker(1),
+            retry=Retry(attempts=3, budget_min=1000),
+        )
         async with sidecar(plan) as proxy:
             for number, answer in enumerate(answers):
                 got = await proxy.once(chat(stream=number % 2 == 0))

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sidecar.core.breaker import State
+from sidecar.policy.schema import Retry
 from tests.harness import Gone, Peer, Script, chunked, one_by_one, request, says
 from tests.under_test import (
     CHAT,
@@ -83,7 +84,7 @@ def error_code(shown: bytes) -> object:
 async def test_cut_shows_as_an_error_and_charges_node_and_session(path: bytes, parts: list[bytes], way: str) -> None:
     for breakers, scope in ((node_breaker(1), "node"), (session_breaker(1), "session")):
         async with (
-            behind(one_by_one(cut(parts, way)), breakers=breakers) as (upstream, proxy),
+            behind(one_by_one(cut(parts, way)), breakers=breakers, retry=Retry()) as (upstream, proxy),
             proxy.client() as client,
         ):
             got = await client.ask(asking(path), b"POST")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sidecar.core.breaker import State
-from sidecar.policy.schema import Endpoint, Overload, Seconds
+from sidecar.policy.schema import Endpoint, Overload, Retry, Seconds
 from sidecar.settings import Listen
 from tests.harness import Gone, Message, Peer, Upstream, connect, one_by_one, request, says
 from tests.under_test import (
@@ -55,7 +55,7 @@ async def test_full_node_is_left_alone_and_the_other_serves() -> None:
     async with (
         Upstream(one_by_one(says(full(b"Retry-After: 30")))) as one,
         Upstream(one_by_one(OK)) as two,
-        sidecar(service(endpoint(one, local=True), two)) as proxy,
+        sidecar(service(endpoint(one, local=True), two, retry=Retry(budget_min=100))) as proxy,
     ):
         for _ in range(20):
             assert (await proxy.once(chat())).status == 200
