@@ -56,6 +56,7 @@ def arriving(end: Wire) -> int:
 
 
 BIG = bytes(range(256)) * 4 * 1024 * 6  # 6 MiB
+UPLOAD = BIG * 3  # more than the buffers of a client's kernel grow to
 
 
 def sse_flood() -> tuple[bytes, bytes]:
@@ -113,12 +114,12 @@ async def test_upstream_that_does_not_read_stops_the_client(kind: str) -> None:
         peer.transport.pause_reading()
         await reading.wait()
         peer.transport.resume_reading()
-        await peer.until(lambda: len(peer.received) > len(BIG), "the upload")
+        await peer.until(lambda: len(peer.received) > len(UPLOAD), "the upload")
         await peer.send(response(b"ok"))
 
-    data = request(method=b"POST", body=BIG)
+    data = request(method=b"POST", body=UPLOAD)
     if kind == "chunked":
-        data = request(method=b"POST", headers=[b"Transfer-Encoding: chunked"]) + chunked(*[BIG[:65536]] * 96)
+        data = request(method=b"POST", headers=[b"Transfer-Encoding: chunked"]) + chunked(*[BIG[:65536]] * 288)
     async with (
         Upstream(play, rcvbuf=SMALL) as upstream,
         sidecar(upstream) as proxy,
@@ -321,7 +322,7 @@ async def test_leaving_is_noticed_while_we_do_not_read_the_client() -> None:
         await peer.request_head()
         peer.transport.pause_reading()
 
-    data = request(method=b"POST", body=BIG)
+    data = request(method=b"POST", body=UPLOAD)
     async with Upstream(play, rcvbuf=SMALL) as upstream, sidecar(upstream) as proxy, proxy.client() as client:
         await client.send(data)
         await eventually(lambda: bool(upstream.requests), "the head upstream")
