@@ -1,0 +1,84 @@
+"""Deadlines of all attempts on one timer of the event loop.
+
+A timer of the loop costs a request more than a breaker does, and nearly all are cancelled unused. Here a deadline is
+an entry in a set, one set per `SLOT_S` of time, and the loop has one timer, for the earliest set. A deadline may be
+seen up to `SLOT_S` late, never early.
+"""
+
+import asyncio
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Protocol
+
+SLOT_S = 0.02
+"""A fiftieth of a second: deadlines are tens of milliseconds at the very least, and 50 wake-ups a second cost nothing."""
+
+_PER_S = 1 / SLOT_S
+
+
+class Timers(Protocol):
+    """The part of an event loop that is needed here. Times are its monotonic seconds."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle: ...
+
+
+class Watched(Protocol):
+    """What has a deadline."""
+
+    def look(self, now: float) -> None:
+        """A deadline set earlier has come; it may have been moved since, and then is to be set again."""
+
+
+class Watchdog:
+    """Who is to be looked at, and when."""
+
+    __slots__ = ("_order", "_slots", "_timer", "_timer_slot", "_timers")
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._slots: dict[int, set[Watched]] = {}
+        self._order: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_slot = 0
+
+    def __len__(self) -> int:
+        return sum(len(watched) for watched in self._slots.values())
+
+    def add(self, watched: Watched, due: float) -> int:
+        """Have `watched` looked at once, at `due` or up to SLOT_S later. The slot, for `remove`."""
+        slot = int(due * _PER_S) + 1
+        there = self._slots.get(slot)
+        if there is None:
+            self._slots[slot] = {watched}
+            heappush(self._order, slot)
+            if self._timer is None or slot < self._timer_slot:
+                self._arm(slot)
+        else:
+            there.add(watched)
+        return slot
+
+    def remove(self, watched: Watched, slot: int) -> None:
+        """Forget it; it may have been looked at already."""
+        there = self._slots.get(slot)
+        if there is not None:
+            there.discard(watched)
+
+    def _arm(self, slot: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_slot = slot
+        self._timer = self._timers.call_at(slot / _PER_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._timers.time()
+        # The loop's timers count whole milliseconds and may come that much early.
+        current = int((now + 0.001) * _PER_S)
+        order = self._order
+        while order and order[0] <= current:
+            for watched in self._slots.pop(heappop(order)):
+                watched.look(now)
+        if order and self._timer is None:
+            self._arm(order[0])
