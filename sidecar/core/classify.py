@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 
 from sidecar.kernel.exchange import Header
 from sidecar.kernel.outcome import Ending
-from sidecar.wire.answer import Answer, AnswerError
+from sidecar.wire.answer import AnswerError
 from sidecar.wire.stream import StreamReader
 
 _OVERLOAD_WORDS = (
@@ -151,13 +151,6 @@ def ending_of_stream(stream: StreamReader, clean: bool) -> Ending:
     if stream.complete and (clean or stream.terminal):
         return Ending.COMPLETE
     return Ending.TRUNCATED if stream.events or not clean else Ending.EMPTY
-
-
-def ending_of_answer(answer: Answer) -> Ending:
-    """How an attempt ended that answered an inference with a whole body under a 2xx."""
-    if answer.error is not None:
-        return ending_of_error(answer.error)
-    return Ending.EMPTY if answer.malformed else Ending.COMPLETE
 
 
 _IN_BAND = {

@@ -19,7 +19,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Protocol
 
-from sidecar.core.classify import ending_of_error, ending_of_status, retry_after_s
+from sidecar.core.classify import ending_of_error, ending_of_status, ending_of_stream, retry_after_s
 from sidecar.core.fleet import Node
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending
@@ -44,6 +44,8 @@ _EVENT_STREAM = b"text/event-stream"
 
 class Phase(Enum):
     """Where an attempt stands."""
+
+    __hash__ = object.__hash__  # Enum's own is a Python call
 
     CONNECTING = "connecting"
     WAITING = "waiting"
@@ -413,18 +415,7 @@ class Attempt:
         if call is None:
             return Ending.COMPLETE
         if reader is not None:
-            self.usage = reader.usage
-            self.finish_reason = reader.finish_reason
-            if reader.error is not None:
-                self.detail = reader.error.message
-                return ending_of_error(reader.error)
-            if reader.complete:
-                return Ending.COMPLETE
-            if reader.events:
-                self.detail = "the stream ended without its end marker"
-                return Ending.TRUNCATED
-            self.detail = "the engine answered 200 and sent no event"
-            return Ending.EMPTY
+            return self._judge_stream(reader, True)
         if self.committed:
             # Too large to be held whole: judged by its status and its framing alone.
             return ending_of_status(head.status, None, bool(head.retry_after))
@@ -447,19 +438,22 @@ class Attempt:
 
     def _judge_broken(self) -> Ending:
         """What an answer came to whose connection broke after its head."""
-        reader = self.reader
-        if reader is None:
+        if self.reader is None:
             return Ending.TRUNCATED
-        self.usage = reader.usage
-        self.finish_reason = reader.finish_reason
+        ending = self._judge_stream(self.reader, False)
+        # What broke after the API's own end carried nothing.
+        self._closed_whole = ending is Ending.COMPLETE
+        return ending
+
+    def _judge_stream(self, reader: StreamReader, clean: bool) -> Ending:
+        ending = ending_of_stream(reader, clean)
         if reader.error is not None:
             self.detail = reader.error.message
-            return ending_of_error(reader.error)
-        if reader.terminal:
-            # The API's own end came; what broke after it carried nothing.
-            self._closed_whole = True
-            return Ending.COMPLETE
-        return Ending.TRUNCATED
+        elif ending is Ending.EMPTY:
+            self.detail = "the engine answered 200 and sent no event"
+        elif ending is Ending.TRUNCATED and clean:
+            self.detail = "the stream ended without its end marker"
+        return ending
 
     def retry_after_s(self, now_wall: float) -> float | None:
         """What the answer asks us to wait; None where it asks nothing."""

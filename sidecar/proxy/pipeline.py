@@ -26,7 +26,7 @@ from sidecar.proxy.forwarded import engine_head
 from sidecar.proxy.ports import AttemptRecord, Client, Connector, Recorder, RequestRecord
 from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Timers, Watchdog
-from sidecar.wire.call import Call, read_call
+from sidecar.wire.call import API_BY_PATH, Call, read_call
 from sidecar.wire.headers import is_safe_id
 from sidecar.wire.refusal import error_event
 
@@ -94,6 +94,7 @@ class Exchange:
         "_client",
         "_cut_reason",
         "_flow_state",
+        "_lent",
         "_pipeline",
         "_reason",
         "_request",
@@ -118,6 +119,7 @@ class Exchange:
         self._who = NOBODY
         self._reason: Reason | None = None
         self._cut_reason: Reason | None = None
+        self._lent: Choice | None = None
         self._status = 0
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
@@ -224,6 +226,7 @@ class Exchange:
             self._total_at,
         )
         node.in_flight += 1
+        self._lent = choice
         attempt.start(engine_head(request, self._request_id, self._client.peer, self._client.scheme, node.key))
         if attempt.ending is None:
             self._waiting = True
@@ -234,6 +237,7 @@ class Exchange:
         """Record one wire attempt, on the node that made it."""
         pipeline, node = self._pipeline, choice.node
         node.in_flight -= 1
+        self._lent = None
         result = DOCTRINE[ending].node
         if attempt.call is None and result is Result.SUCCESS:
             # Engines that hang answer health checks and model lists: that is no sign that they generate.
@@ -323,6 +327,10 @@ class Exchange:
         """The request's own outcome, once, to whoever admitted it; then the line in the log."""
         pipeline, attempt, session = self._pipeline, self._attempt, self._session
         now = pipeline.clock()
+        if self._lent is not None:
+            # Only a crash of ours comes here: what was lent for the attempt goes back all the same.
+            self._lent.node.in_flight -= 1
+            self._transition(self._lent.node.breaker.record(self._lent.permit, Result.IGNORED, now))
         ending = attempt.ending if attempt is not None else None
         verdict = DOCTRINE[ending] if ending is not None else None
         if isinstance(request_permit, Permit) and request_breaker is not None:
@@ -396,6 +404,8 @@ class Exchange:
             pass
         except Exception as exc:  # noqa: BLE001 - here a request begins: its crash is its own
             self._pipeline.on_crash(exc)
+            if self._attempt is not None:
+                self._attempt.stop(Ending.ABANDONED)
             self._client.cut()
         else:
             return
@@ -481,7 +491,7 @@ def _until_resumed() -> Generator[None, None, None]:
 
 def _request_key(rule: str, request: Request) -> str:
     if rule == "route":
-        return f"{request.method.decode()} {request.path.decode('ascii', 'replace')}"
+        return _ROUTES[request.path]
     wanted = rule.removeprefix("header:").lower().encode()
     for name, value in request.headers:
         if name == wanted:
@@ -494,6 +504,9 @@ def _request_result(ending: Ending | None, reason: Reason | None, status: int) -
         return Result.IGNORED if reason is None or status < 500 else Result.FAILURE
     return DOCTRINE[ending].node
 
+
+# Only inference has a request breaker, and its paths are known.
+_ROUTES = {path: f"POST {path.decode()}" for path in API_BY_PATH}
 
 _CUT = {Reason.DRAINING: Ending.ABANDONED, Reason.CLIENT_TIMEOUT: Ending.CLIENT_SLOW}
 

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 SLOT_S = 0.02
-"""A fiftieth of a second: deadlines are tens of milliseconds at the very least, and 50 wake-ups a second cost nothing."""
+"""Deadlines are tens of milliseconds at the very least, and 50 wake-ups a second cost nothing."""
 
 _PER_S = 1 / SLOT_S
 

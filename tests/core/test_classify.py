@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sidecar.core.classify import (
-    ending_of_answer,
     ending_of_error,
     ending_of_status,
     ending_of_stream,
@@ -14,7 +13,7 @@ from sidecar.core.classify import (
 )
 from sidecar.kernel.exchange import Header
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
-from sidecar.wire.answer import Answer, AnswerError, read_answer
+from sidecar.wire.answer import AnswerError, read_answer
 from sidecar.wire.call import Api
 from sidecar.wire.stream import StreamReader
 from tests import captures
@@ -276,24 +275,6 @@ def test_a_stream_is_judged_at_its_end(data: bytes, clean: Ending, cut: Ending) 
 )
 def test_a_recorded_stream_ends_as_it_should(name: str, api: Api, clean: bool, ending: Ending) -> None:
     assert ending_of_stream(stream(api, captures.body(name)), clean) is ending
-
-
-@pytest.mark.parametrize(
-    ("answer", "ending"),
-    [
-        (Answer(), Ending.COMPLETE),
-        (Answer(malformed=True), Ending.EMPTY),
-        (Answer(error=AnswerError("m", "", 500)), Ending.ERROR_IN_BAND),
-        (Answer(error=AnswerError("m", "", 400), malformed=True), Ending.CLIENT_ERROR_IN_BAND),
-    ],
-)
-def test_a_whole_answer_is_judged_by_what_it_says(answer: Answer, ending: Ending) -> None:
-    assert ending_of_answer(answer) is ending
-
-
-def test_a_body_of_several_responses_is_an_error_under_200() -> None:
-    answer = read_answer(Api.OTHER, captures.body("triton/generate_multi_resp_error.txt"))
-    assert ending_of_answer(answer) is Ending.ERROR_IN_BAND
 
 
 # Retry-After.
