@@ -6,7 +6,9 @@ they are cut in band.
 """
 
 import asyncio
+import math
 import ssl
+from collections.abc import Callable
 from typing import cast
 
 from sidecar.downstream.connection import ClientConnection
@@ -16,6 +18,8 @@ from sidecar.proxy.pipeline import Pipeline
 _BACKLOG = 1024
 # How often a drain looks whether the last reply has ended.
 _DRAIN_POLL_S = 0.05
+# How long replies that were cut may take to reach their clients.
+_FLUSH_S = 1.0
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\n"
     b"x-sidecar-reason: overloaded\r\nconnection: close\r\n\r\n"
@@ -73,11 +77,17 @@ class Listener:
         self._pipeline.draining = True
         for connection in tuple(self._connections):
             connection.close_if_idle()
-        end = self._loop.time() + grace_s
-        while self.busy and self._loop.time() < end:
-            await asyncio.sleep(_DRAIN_POLL_S)
+        await self._wait(grace_s, lambda: self.busy)
         for connection in tuple(self._connections):
             connection.cut_exchange(Reason.DRAINING)
+        await self._wait(_FLUSH_S, lambda: self.connections)
+
+    async def _wait(self, at_most_s: float, left: Callable[[], int]) -> None:
+        # Polled: an event that tells of the last reply's end would be paid for by every request of a lifetime.
+        for _ in range(math.ceil(at_most_s / _DRAIN_POLL_S)):
+            if not left():
+                break
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self) -> None:
         """Stop accepting and break what is left."""

@@ -480,6 +480,7 @@ async def test_client_that_left_after_a_deadline_charged_the_node_changes_nothin
             balance=Balance(local_first=True),
             breakers=node_breaker(1),
             deadlines=deadlines(first_token_s=SOON),
+            retry=Retry(),
         )
         async with sidecar(plan) as proxy, proxy.client() as client:
             await client.send(chat())
