@@ -1,4 +1,4 @@
-"""Recorded streams of a real engine, replayed through the proxy: the same bytes, and the right verdict on the engine."""
+"""Recorded streams of a real engine, replayed: the same bytes cross, and the engine gets the right verdict."""
 
 import pytest
 
