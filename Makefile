@@ -1,21 +1,27 @@
 # Everything is set up in a virtual environment of its own; nothing global is touched.
+# PYTHON picks the interpreter (3.11 or newer), VENV the place: make test PYTHON=python3.12 VENV=/tmp/venv
 
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format schema test-engines bench-relay clean
+.PHONY: help setup run test lint format schema test-engines bench bench-path bench-relay clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+# Debian's Python has venv without ensurepip unless python3-venv is there: then the system's pip installs one.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@echo "setting up $(VENV), once"
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(BIN)/python install pip; }
+	$(PIP) --upgrade pip
+	$(PIP) -e '.[dev]'
 	@touch $(STAMP)
 
 setup: $(STAMP)  ## the virtual environment with everything in it
@@ -31,11 +37,27 @@ lint: setup  ## style, types, import contracts, schema drift, modules without a 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tests/checks/drift.py
+	$(BIN)/python -m tests.checks.drift
 
 format: setup  ## rewrite the sources in the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+schema: setup  ## policies/schema.json from the policy types
+	$(BIN)/python -m sidecar.policy.json_schema > policies/schema.json.new
+	mv policies/schema.json.new policies/schema.json
+
+test-engines: setup  ## against the real vLLM on this machine's CPU: installs it (4 GB, minutes), then takes minutes
+	$(PYTHON) tests/engines/install_vllm.py
+	$(BIN)/pytest -m engines tests/engines
+
+bench: bench-path bench-relay  ## both benchmarks; wants a quiet machine with two cores
+
+bench-path: setup  ## the request path's cost without sockets
+	$(BIN)/python -m bench.path_cost
+
+bench-relay: setup  ## CPU per request and per chunk against a plain pass-through; see BENCH, such as BENCH="--envoy PATH"
+	$(BIN)/python -m bench.relay_cost $(BENCH)
+
 clean:  ## remove what was built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

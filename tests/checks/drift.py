@@ -1,0 +1,101 @@
+"""What the linters cannot see: files that must say what the code says, and modules that nobody tests.
+
+`make lint` runs it; it prints one line per fault and exits with 1 if there is any.
+
+1. `policies/schema.json` is what the policy types generate.
+2. Every module of `sidecar/` that has code of its own has a test of its own, at the same path under `tests/`. A module
+   of declarations alone (names, records, Protocols) has none: there is nothing in it that could fail.
+3. What the documents refer to exists: the targets of relative links, and the paths of this repository that they name.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from sidecar.policy.json_schema import text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TESTED_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        # What these do shows on the wire only; each clause is a case over real sockets there.
+        "downstream/connection.py": "tests/conformance",
+        "upstream/connection.py": "tests/conformance/test_bad_responses.py",
+        # The order of stages and the doctrine, row by row, over real sockets.
+        "proxy/pipeline.py": "tests/outcomes/test_table.py",
+        "proxy/attempt.py": "tests/outcomes/test_table.py",
+        # Every conformance and outcome test starts a sidecar through it.
+        "main.py": "tests/under_test.py",
+    }
+)
+"""Modules whose tests do not stand at their own path, and where they stand instead. Keep it short."""
+
+DOCUMENTS = ("*.md", "docs/**/*.md")
+
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+_NAMED = re.compile(r"`((?:sidecar|tests|bench|docs|policies|\.ci)/[A-Za-z0-9_./-]*)`")
+
+
+def schema_drift(root: Path) -> Iterator[str]:
+    """Whether the schema beside the policies is the one that the types generate."""
+    path = root / "policies" / "schema.json"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text():
+        yield "policies/schema.json is not what the policy types say: run `make schema`"
+
+
+def untested_modules(root: Path, elsewhere: Mapping[str, str] = TESTED_ELSEWHERE) -> Iterator[str]:
+    """Modules without a test, and exceptions from that rule that are none (any more)."""
+    modules = {path.relative_to(root / "sidecar"): path for path in sorted((root / "sidecar").rglob("*.py"))}
+    for relative, path in modules.items():
+        name = relative.as_posix()
+        test = root / "tests" / relative.with_name(f"test_{relative.name}")
+        shown = test.relative_to(root).as_posix()
+        if name in elsewhere:
+            if test.is_file():
+                yield f"sidecar/{name} has a test of its own: take it out of TESTED_ELSEWHERE"
+            elif not (root / elsewhere[name]).exists():
+                yield f"sidecar/{name} is said to be tested in {elsewhere[name]}, which does not exist"
+        elif not test.is_file() and relative.name != "__main__.py" and has_code(path.read_text(encoding="utf-8")):
+            yield f"sidecar/{name} has no test: {shown} is missing"
+    for name in sorted(elsewhere.keys() - {relative.as_posix() for relative in modules}):
+        yield f"TESTED_ELSEWHERE names sidecar/{name}, which does not exist"
+
+
+def has_code(source: str) -> bool:
+    """Whether a module has a function that does something: more than a docstring and `...`."""
+    functions = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return any(not _is_declaration(statement) for function in functions for statement in function.body)
+
+
+def _is_declaration(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def dead_references(root: Path) -> Iterator[str]:
+    """Links and paths in the documents that lead nowhere."""
+    for document in sorted({path for pattern in DOCUMENTS for path in root.glob(pattern)}):
+        shown = document.relative_to(root).as_posix()
+        prose = document.read_text(encoding="utf-8")
+        for target in sorted(set(_LINK.findall(prose))):
+            if "://" not in target and not (document.parent / target).exists():
+                yield f"{shown} links to {target}, which does not exist"
+        for named in sorted(set(_NAMED.findall(prose))):
+            if not (root / named).exists():
+                yield f"{shown} names {named}, which does not exist"
+
+
+def main(root: Path = ROOT) -> int:
+    """Prints every fault; the exit code."""
+    faults = [*schema_drift(root), *untested_modules(root), *dead_references(root)]
+    for fault in faults:
+        print(f"drift: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
