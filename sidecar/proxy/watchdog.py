@@ -34,7 +34,7 @@ class Watched(Protocol):
 class Watchdog:
     """Who is to be looked at, and when."""
 
-    __slots__ = ("_order", "_slots", "_timer", "_timer_slot", "_timers")
+    __slots__ = ("_looked", "_order", "_slots", "_timer", "_timer_slot", "_timers")
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
@@ -42,6 +42,7 @@ class Watchdog:
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
+        self._looked = 0
 
     def __len__(self) -> int:
         return sum(len(watched) for watched in self._slots.values())
@@ -49,6 +50,9 @@ class Watchdog:
     def add(self, watched: Watched, due: float) -> int:
         """Have `watched` looked at once, at `due` or up to SLOT_S later. The slot, for `remove`."""
         slot = int(due * _PER_S) + 1
+        if slot <= self._looked:
+            # A slot that is being looked at must not fill up again, or looking would never end.
+            slot = self._looked + 1
         there = self._slots.get(slot)
         if there is None:
             self._slots[slot] = {watched}
@@ -73,9 +77,9 @@ class Watchdog:
 
     def _on_timer(self) -> None:
         self._timer = None
-        now = self._timers.time()
-        # The loop's timers count whole milliseconds and may come that much early.
-        current = int((now + 0.001) * _PER_S)
+        # The loop's timers count whole milliseconds and may come that much early: it is the slot's time all the same.
+        now = max(self._timers.time(), self._timer_slot / _PER_S)
+        self._looked = current = max(int(now * _PER_S), self._timer_slot)
         order = self._order
         while order and order[0] <= current:
             for watched in self._slots.pop(heappop(order)):
