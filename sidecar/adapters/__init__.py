@@ -1,0 +1,11 @@
+"""What each engine says of itself, in its own words: one dialect per engine, and who has one."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from sidecar.adapters.dialect import Dialect
+from sidecar.adapters.vllm import Vllm
+from sidecar.policy.schema import Engine
+
+DIALECTS: Mapping[Engine, Dialect] = MappingProxyType({"vllm": Vllm()})
+"""The engines whose load and models can be read; the others are judged by what we see of them alone."""
