@@ -103,6 +103,9 @@ _CLIENT_NAMES = frozenset(
     }
 )
 
+ABORTED = "abort"
+"""The finish reason of a request that its engine gave up while the client still waited."""
+
 _CONTEXT_CODE = 40303
 """`CONTEXT_OVERFLOW` of the five-digit codes (FastChat's table, which several servers copied)."""
 
@@ -149,7 +152,7 @@ def ending_of_stream(stream: StreamReader, clean: bool) -> Ending:
     if stream.error is not None:
         return ending_of_error(stream.error)
     if stream.complete and (clean or stream.terminal):
-        return Ending.COMPLETE
+        return Ending.ABORTED if stream.finish_reason == ABORTED else Ending.COMPLETE
     return Ending.TRUNCATED if stream.events or not clean else Ending.EMPTY
 
 

@@ -46,6 +46,7 @@ class Ending(StrEnum):
     CONTEXT_LENGTH_IN_BAND = "context_length_in_band"
     OVERLOADED_IN_BAND = "overloaded_in_band"
     EMPTY = "empty"
+    ABORTED = "aborted"
     CLIENT_LEFT = "client_left"
     CLIENT_SLOW = "client_slow"
     CLIENT_MALFORMED = "client_malformed"
@@ -88,6 +89,8 @@ DOCTRINE = MappingProxyType(
         Ending.CONTEXT_LENGTH_IN_BAND: Verdict(_I, _F, False, None),
         Ending.OVERLOADED_IN_BAND: Verdict(_O, _I, True, None),
         Ending.EMPTY: Verdict(_F, _F, True, Reason.EMPTY_RESPONSE),
+        # The engine gave the request up, on an order that was not its client's: it sleeps, pauses or is going down.
+        Ending.ABORTED: Verdict(_F, _I, True, None),
         Ending.CLIENT_LEFT: Verdict(_I, _I, False, None),
         Ending.CLIENT_SLOW: Verdict(_I, _I, False, Reason.CLIENT_TIMEOUT),
         # The upload broke the rules of HTTP midway.

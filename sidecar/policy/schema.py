@@ -194,8 +194,13 @@ class Limits(Strict, frozen=True, kw_only=True):
 
 
 class HealthCheck(Strict, frozen=True, kw_only=True):
-    """Asking the engine for its load and models every `interval`."""
+    """Asking each engine for its queue (every `interval`) and its models (every tenth time); `timeout` for each answer.
 
+    Off by default: one sidecar's own counts tell how busy an engine is that it alone feeds. `load` is for fleets that
+    share engines, at the price of a scrape per second, sidecar and endpoint.
+    """
+
+    mode: Literal["off", "load"] = "off"
     interval_s: Seconds = field(name="interval", default=Seconds(1))
     timeout_s: Seconds = field(name="timeout", default=Seconds(1))
 

@@ -19,7 +19,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Protocol
 
-from sidecar.core.classify import ending_of_error, ending_of_status, ending_of_stream, retry_after_s
+from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, ending_of_stream, retry_after_s
 from sidecar.core.fleet import Node
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending
@@ -413,7 +413,7 @@ class Attempt:
         head, call, reader = self.head, self.call, self.reader
         assert head is not None
         if call is None:
-            return Ending.COMPLETE
+            return ending_of_status(head.status, None, bool(head.retry_after))
         if reader is not None:
             return self._judge_stream(reader, True)
         if self.committed:
@@ -434,7 +434,7 @@ class Attempt:
         if not body or (call.api is not Api.OTHER and not head.content_type.endswith(b"json")):
             self.detail = f"the engine answered {head.status} with a body that is no JSON"
             return Ending.EMPTY
-        return Ending.COMPLETE
+        return Ending.ABORTED if answer.finish_reason == ABORTED else Ending.COMPLETE
 
     def _judge_broken(self) -> Ending:
         """What an answer came to whose connection broke after its head."""

@@ -239,8 +239,8 @@ class Exchange:
         node.in_flight -= 1
         self._lent = None
         result = DOCTRINE[ending].node
-        if attempt.call is None and result is Result.SUCCESS:
-            # Engines that hang answer health checks and model lists: that is no sign that they generate.
+        if attempt.call is None and attempt.head is not None:
+            # Engines that hang answer health checks and model lists; and a page that fails is no engine that does.
             result = Result.IGNORED
         if result is Result.OVERLOADED:
             service.overloaded(node, attempt.retry_after_s(pipeline.now_wall()), now)

@@ -206,7 +206,8 @@ class EngineConnection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as exc:
             if not isinstance(exc.__context__, _BadBytes):
                 raise
-            self._bad = str(exc.__context__)
+            if not self._ended:
+                self._bad = str(exc.__context__)
         except httptools.HttpParserError as exc:
             if self._ended:
                 self._poisoned = True
@@ -319,6 +320,8 @@ class EngineConnection(asyncio.Protocol):
         if self._ended:
             return
         status = self._parser.get_status_code()
+        if self._parser.get_http_version() not in ("1.1", "1.0"):
+            raise _BadBytes(f"HTTP/{self._parser.get_http_version()}")
         named = [token for token in self._named if token not in (b"close", b"keep-alive", b"upgrade")]
         lines = without_named(self._lines, named) if named else self._lines
         head = ResponseHead(

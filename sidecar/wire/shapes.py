@@ -13,6 +13,7 @@ Index = int | float | str | None
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """What a chat chunk adds to a choice."""
 
+    role: object = None
     content: object = None
     reasoning_content: object = None
     reasoning: object = None

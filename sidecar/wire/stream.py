@@ -46,7 +46,8 @@ class StreamReader:
 
     `tokens`: token-bearing events. `events`: readable ones, `[DONE]` and blanks not counted; zero at the end is an
     answer of nothing. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
-    in-band error. `tool_call`: what came last belongs to a tool call, so the next gap may be longer.
+    in-band error. `steps`: chat deltas that name no role and carry nothing: an engine's step whose token has no text
+    (a special token). `tool_call`: what came last belongs to a tool call, so the next gap may be longer.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class StreamReader:
         "error",
         "events",
         "finish_reason",
+        "steps",
         "terminal",
         "tokens",
         "tool_call",
@@ -69,6 +71,7 @@ class StreamReader:
 
     def __init__(self, api: Api, limit: int = LIMIT_BYTES) -> None:
         self.tokens = 0
+        self.steps = 0
         self.events = 0
         self._malformed = 0
         self.terminal = False
@@ -85,12 +88,15 @@ class StreamReader:
         self._usage_body: object = None
 
     def feed(self, data: bytes) -> bool:
-        """Reads on; true if at least one token-bearing event was completed by `data`. Never raises."""
-        tokens = self.tokens
+        """Reads on; true if `data` completed a token-bearing event or, once there was one, a step. Never raises.
+
+        Before the first token a step proves nothing: some fronts send empty deltas while the request still queues.
+        """
+        tokens, steps = self.tokens, self.steps
         for kind, payload in self._sse.feed(data):
             self.events += 1
             self._see(self, kind, payload)
-        return self.tokens != tokens
+        return self.tokens != tokens or (tokens != 0 and self.steps != steps)
 
     @property
     def malformed(self) -> int:
@@ -167,6 +173,8 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
                 reader.tool_call = False
             elif choice.logprobs is not None or choice.token_ids:
                 token = token or _is_silent_token(choice)
+            elif delta.role is None:
+                reader.steps += 1
         elif choice.text:
             token = True
         elif choice.logprobs is not None or choice.token_ids:

@@ -332,3 +332,9 @@ def test_error_bodies_of_the_field_never_open_a_node() -> None:
     for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 431):
         error = read_answer(Api.CHAT, json.dumps(body).encode(), status=status).error
         assert DOCTRINE[ending_of_status(status, error, False)].node is Result.IGNORED
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_stream_that_its_engine_gave_up_is_aborted(clean: bool) -> None:
+    text = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
+    assert ending_of_stream(stream(Api.CHAT, text), clean) is Ending.ABORTED

@@ -597,3 +597,19 @@ def test_a_reader_makes_no_cycle() -> None:
     reader = read(Api.CHAT, captures.body("vllm/chat_stream_usage.raw"))
     assert reader not in [found for ref in gc.get_referents(reader) for found in gc.get_referents(ref)]
     assert not any(isinstance(ref, type(reader.feed)) for ref in gc.get_referents(reader))
+
+
+def test_step_without_text_is_life_once_there_was_a_token_and_never_a_token() -> None:
+    reader = StreamReader(Api.CHAT)
+    empty = b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":null}]}\n\n'
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+    token = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+    assert [reader.feed(data) for data in (role, empty, token, role, empty, b": ping\n\n")] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert reader.tokens == 1
