@@ -223,9 +223,13 @@ class Attempt:
         self._paused = False
         if self._link is not None:
             self._link.resume()
+        now = self._clock()
         if self.phase is Phase.FLOWING and self.call is not None:
-            self.last_token_at = self._clock()
-            self._await_more(self.last_token_at)
+            if self.last_token_at:
+                self.last_token_at = now
+            self._await_more(now)
+        elif self.phase is Phase.HOLDING or (self.phase is Phase.WAITING and self._upload_ended):
+            self._await_head(now)
 
     def stop(self, ending: Ending) -> None:
         """Give up, for a reason that is not the engine's."""

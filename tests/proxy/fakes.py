@@ -49,7 +49,7 @@ class FakeLink:
         self.upload_ended = False
         self.upload_trailers: list[bytes] = []
         self.tunnelled = b""
-        self._backlog: list[Callable[[Sink], None]] = []
+        self._backlog: list[tuple[Callable[[Sink], None], bool]] = []
 
     def send(self, sink: Sink, head: bytes, body: bytes, *, head_only: bool, upgrade: bool) -> None:
         self.sink = sink
@@ -73,67 +73,63 @@ class FakeLink:
 
     def resume(self) -> None:
         self.reading = True
-        backlog, self._backlog = self._backlog, []
-        for number, say in enumerate(backlog):
-            if not self.reading:
-                self._backlog = backlog[number:]
-                return
-            self._say(say)
+        while self.reading and self._backlog:
+            say, last = self._backlog.pop(0)
+            self._say(say, last)
 
     def abort(self) -> None:
         self.aborted = True
         self.sink = None
         self._backlog = []
 
-    # The engine.
+    # The engine; its words can be strung together.
 
-    def _say(self, say: Callable[[Sink], None], *, last: bool = False) -> None:
-        if not self.reading and not last:
-            self._backlog.append(say)
-            return
+    def _say(self, say: Callable[[Sink], None], last: bool = False) -> "FakeLink":
+        if not self.reading:
+            self._backlog.append((say, last))
+            return self
         sink = self.sink
-        if sink is None:
-            return
-        if last:
-            self.sink = None
-            self._backlog = []
-        say(sink)
+        if sink is not None:
+            if last:
+                self.sink = None
+            say(sink)
+        return self
 
-    def informs(self, status: int = 103) -> None:
+    def informs(self, status: int = 103) -> "FakeLink":
         self.received = True
-        self._say(lambda sink: sink.on_informational(head_of(status, b"")))
+        return self._say(lambda sink: sink.on_informational(head_of(status, b"")))
 
-    def heads(self, head: ResponseHead | None = None) -> None:
+    def heads(self, head: ResponseHead | None = None) -> "FakeLink":
         self.received = True
         made = head or head_of()
-        self._say(lambda sink: sink.on_head(made))
+        return self._say(lambda sink: sink.on_head(made))
 
-    def says(self, data: bytes) -> None:
+    def says(self, data: bytes) -> "FakeLink":
         self.received = True
-        self._say(lambda sink: sink.on_body(data))
+        return self._say(lambda sink: sink.on_body(data))
 
-    def ends(self, *trailers: bytes) -> None:
-        self._say(lambda sink: sink.on_end(list(trailers)), last=True)
+    def ends(self, *trailers: bytes) -> "FakeLink":
+        return self._say(lambda sink: sink.on_end(list(trailers)), True)
 
-    def lost(self) -> None:
-        self._say(lambda sink: sink.on_lost(), last=True)
+    def lost(self) -> "FakeLink":
+        return self._say(lambda sink: sink.on_lost(), True)
 
-    def talks_rubbish(self) -> None:
+    def talks_rubbish(self) -> "FakeLink":
         self.received = True
-        self._say(lambda sink: sink.on_bad_bytes("no HTTP"), last=True)
+        return self._say(lambda sink: sink.on_bad_bytes("no HTTP"), True)
 
-    def tunnels(self, data: bytes = b"") -> None:
+    def tunnels(self, data: bytes = b"") -> "FakeLink":
         self.received = True
-        self._say(lambda sink: sink.on_tunnel(head_of(101, b"", upgrade=b"websocket"), data))
+        return self._say(lambda sink: sink.on_tunnel(head_of(101, b"", upgrade=b"websocket"), data))
 
-    def tunnels_on(self, data: bytes) -> None:
-        self._say(lambda sink: sink.on_tunnel_data(data))
+    def tunnels_on(self, data: bytes) -> "FakeLink":
+        return self._say(lambda sink: sink.on_tunnel_data(data))
 
-    def blocks_upload(self) -> None:
-        self._say(lambda sink: sink.on_upload_paused())
+    def blocks_upload(self) -> "FakeLink":
+        return self._say(lambda sink: sink.on_upload_paused())
 
-    def takes_upload(self) -> None:
-        self._say(lambda sink: sink.on_upload_resumed())
+    def takes_upload(self) -> "FakeLink":
+        return self._say(lambda sink: sink.on_upload_resumed())
 
 
 class Opening:
