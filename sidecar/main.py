@@ -32,6 +32,7 @@ from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recorder import TelemetryRecorder
 from sidecar.telemetry.writer import LineWriter
+from sidecar.upstream.load import LoadReader
 from sidecar.upstream.pool import Pool
 from sidecar.watch import PolicyWatcher, read_policy
 
@@ -145,7 +146,8 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             running.apply(first)
             _watch_gauges(running)
             metrics.watch("log_lines_dropped", lambda: writer.dropped)
-            beside = [tasks.create_task(_sweep(pool, loop.time))]
+            load = LoadReader(running.fleet, pool, loop)
+            beside = [tasks.create_task(_sweep(pool, loop.time)), tasks.create_task(load.run())]
             if path is not None:
                 running.watcher = PolicyWatcher(
                     path, running.store, running.apply, running.refuse, upstreams=settings.upstreams
@@ -165,6 +167,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 failure = exc
             finally:
                 running.phase = Phase.DRAINING
+                load.stop()
                 pool.close()
                 for task in beside:
                     task.cancel()
