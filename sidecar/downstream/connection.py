@@ -9,6 +9,7 @@ treat both as a hang-up, and an answer nobody waits for costs a GPU.
 """
 
 import asyncio
+import socket
 from typing import cast
 
 from sidecar.downstream.parser import Refused, RequestParser
@@ -25,6 +26,11 @@ _AHEAD_BYTES = 256 * 1024
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 << 20
 _BODILESS = frozenset({204, 304})
+# While we do not read a client, its leaving raises no event: then we look, this often. TCP_INFO's first byte is the
+# connection's state in Linux.
+_LOOK_S = 0.05
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_LEFT = frozenset({7, 8})  # TCP_CLOSE after a reset, TCP_CLOSE_WAIT after a FIN
 
 
 class ClientConnection(asyncio.Protocol):
@@ -377,6 +383,18 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+                if _TCP_INFO is not None:
+                    self._loop.call_later(_LOOK_S, self._look, self._transport.get_extra_info("socket"))
+
+    def _look(self, sock: socket.socket) -> None:
+        if self._reading or self._transport.is_closing() or _TCP_INFO is None:
+            return
+        if sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _LEFT:
+            self._transport.abort()
+            if self._exchange is not None:
+                self._exchange.client_left()
+            return
+        self._loop.call_later(_LOOK_S, self._look, sock)
 
     def _on_timer(self) -> None:
         # One lazy timer per connection: it fires at most one idle period from now and looks at what is due.

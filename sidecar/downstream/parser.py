@@ -2,7 +2,7 @@
 
 llhttp in strict mode refuses most of the smuggling family (CL with TE, duplicate or signed CL, bare LF, NUL, folded
 headers, space before a colon, bad chunks); what it lets through is refused here: no Host or two, a transfer coding
-other than `chunked`, HTTP/0.9, CONNECT, a target whose authority is not the Host.
+other than `chunked`, any other protocol than HTTP/1, CONNECT, a target whose authority is not the Host.
 
 Two things llhttp does must be worked around. It parses on after a refusal, so the callbacks raise, which stops it,
 and nothing is fed after that: a refused request's successor in the same packet must never be forwarded. And it stops
@@ -61,10 +61,12 @@ class RequestParser:
         "_begun",
         "_body_limit",
         "_counted",
+        "_earlier",
         "_excess",
         "_in_head",
         "_in_trailers",
         "_parser",
+        "_read_now",
         "_request",
         "_trusted",
         "requests",
@@ -83,6 +85,8 @@ class RequestParser:
         self._excess = 0  # bytes of this message that came to nothing
         self._accounted = 0  # bytes that this read may have, for what came of it
         self._begun = 0  # messages that this read began
+        self._read_now = b""
+        self._earlier = b""  # earlier reads of the head under way
         self.requests: list[Request] = []
         self.tunnel: bytes | None = None
 
@@ -100,6 +104,7 @@ class RequestParser:
         self._accounted = -self._counted
         self._begun = 0
         between = self._request.complete
+        self._read_now = data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -112,6 +117,8 @@ class RequestParser:
             raise
         except httptools.HttpParserError as exc:
             raise Refused(Refusal(Reason.BAD_REQUEST, f"malformed HTTP: {exc}")) from exc
+        if self._in_head:
+            self._earlier += data
         if self._begun > 1 or (self._begun and not between):
             self._excess = 0  # whose the bytes are cannot be told; the next read counts on
             return
@@ -157,6 +164,8 @@ class RequestParser:
         # httptools may hand a target over in parts.
         self._request.target += url
         self._counted += len(url)
+        if self._counted > MAX_HEAD_BYTES:
+            raise Refused(_head_too_large())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._counted += len(name) + len(value) + 4
@@ -186,7 +195,12 @@ class RequestParser:
         self._counted = 0
         request = self._request
         parser = self._parser
-        request.method = parser.get_method()
+        request.method = method = parser.get_method()
+        read = self._earlier + self._read_now if self._earlier else self._read_now
+        self._earlier = b""
+        if b"%b %b HTTP/1." % (method, request.target) not in read:
+            # llhttp also takes RTSP and ICE for a protocol, and several spaces for one.
+            raise Refused(Refusal(Reason.BAD_REQUEST, "the request line is not METHOD target HTTP/1.1"))
         request.keep_alive = parser.should_keep_alive()
         version = parser.get_http_version()
         if version != "1.1":

@@ -270,7 +270,8 @@ class Attempt:
         self._end(Ending.CONNECT_FAILED)
 
     def on_informational(self, head: ResponseHead) -> None:
-        if head.status != 100 or (self._request.expect_continue and not self._request.held):
+        # Where the body was held, the client was told to send it before the engine was asked.
+        if head.status != 100 or not self._request.held:
             self._client.send_informational(head)
 
     def on_head(self, head: ResponseHead) -> None:
