@@ -150,7 +150,7 @@ class FakeConnector:
         self.openings: list[Opening] = []
         self.later = False
         self.used = False
-        self.on_open: Callable[[FakeLink], None] | None = None
+        self.on_open: Callable[[FakeLink], object] | None = None
 
     def open(self, key: EndpointKey, endpoint: Endpoint, connect_s: float, sink: Sink, *, fresh: bool = False) -> None:
         opening = Opening(key, connect_s, sink, fresh)
