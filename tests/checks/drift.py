@@ -24,9 +24,6 @@ TESTED_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         # What these do shows on the wire only; each clause is a case over real sockets there.
         "downstream/connection.py": "tests/conformance",
         "upstream/connection.py": "tests/conformance/test_bad_responses.py",
-        # The order of stages and the doctrine, row by row, over real sockets.
-        "proxy/pipeline.py": "tests/outcomes/test_table.py",
-        "proxy/attempt.py": "tests/outcomes/test_table.py",
         # Every conformance and outcome test starts a sidecar through it.
         "main.py": "tests/under_test.py",
     }

@@ -1,0 +1,109 @@
+"""What the documents say in tables is what the code has: a word added here must be explained there."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from sidecar.kernel.errors import STATUS, Reason
+from sidecar.kernel.outcome import DOCTRINE, Ending
+from sidecar.policy.load import load
+from sidecar.policy.schema import Deadlines
+from sidecar.proxy.ports import RequestRecord
+from sidecar.telemetry.metrics import Metrics
+from tests.checks.drift import ROOT
+
+DOCS = ROOT / "docs"
+HEAD = ("titles", "rule")  # lines of a table that are no rows of it
+PROSE = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+
+
+def rows(document: str, columns: int) -> list[list[str]]:
+    """The lines of all tables of that many columns; cells as text, code marks removed."""
+    lines = (DOCS / document).read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    return [row for row in cells if len(row) == columns]
+
+
+def test_every_ending_has_its_row_of_the_doctrine() -> None:
+    said = {row[0]: row[2:] for row in rows("outcomes.md", 6)}
+    for ending in Ending:
+        verdict = DOCTRINE[ending]
+        reason = "-" if verdict.reason is None else verdict.reason.value
+        resend = "yes" if verdict.resend else "no"
+        assert said.get(ending.value) == [verdict.node.value, verdict.session.value, resend, reason], ending
+    assert len(said) == len(Ending) + len(HEAD), "a row speaks of an ending that there is none"
+
+
+def test_every_reason_is_explained_with_its_status() -> None:
+    said = {row[0]: row[1] for row in rows("operations.md", 4) if row[1].isdigit()}
+    assert said == {reason.value: str(STATUS[reason]) for reason in Reason}
+
+
+def test_every_metric_is_explained_with_its_kind_and_labels() -> None:
+    said = {row[0]: (row[1], row[2]) for row in rows("operations.md", 4) if row[1] in KINDS}
+    metrics = Metrics("1")
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", asyncio.run(_exposition(metrics)), re.MULTILINE))
+    ours = {name: kind for name, kind in kinds.items() if not name.startswith("process_")}
+    assert ours
+    for name, kind in ours.items():
+        assert name in said, f"docs/operations.md has no row for {name}"
+        assert said[name][0] == kind, name
+    for family in metrics._families:
+        assert said[family.name][1] == ", ".join(family.labels), family.name
+
+
+KINDS = frozenset({"counter", "gauge", "summary", "histogram"})
+
+
+async def _exposition(metrics: Metrics) -> str:
+    from sidecar.core.fleet import Fleet
+    from sidecar.telemetry.live import WATCHED
+
+    metrics.watch_fleet(Fleet(lambda: 0.0), lambda: 0.0)
+    for name in WATCHED:
+        metrics.watch(name, lambda: 0.0)
+    text, _ = await metrics.render()
+    return text.decode()
+
+
+def test_every_field_of_a_request_line_is_explained() -> None:
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    for field in RequestRecord.__struct_fields__:
+        assert f"`{field}`" in text, field
+
+
+def test_every_deadline_is_there_with_its_default() -> None:
+    said = {row[0]: row[1] for row in rows("life-of-a-request.md", 5)}
+    for field, seconds in (
+        (name.removesuffix("_s"), getattr(Deadlines(), name)) for name in Deadlines.__struct_fields__
+    ):
+        shown = f"{seconds / 60:g} m" if seconds >= 60 else f"{seconds:g} s"
+        assert said.get(field) == shown, field
+
+
+@pytest.mark.parametrize("document", PROSE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_policy_shown_loads_without_a_warning(document: Path) -> None:
+    for number, block in enumerate(
+        re.findall(r"```yaml\n(apiVersion:.*?)```", document.read_text(encoding="utf-8"), re.S)
+    ):
+        snapshot = load([(f"{document.name}#{number}", block.encode())], 1)
+        if "services:" in block:
+            assert snapshot.warnings == ()
+
+
+def test_every_decision_is_short_and_has_its_three_parts() -> None:
+    numbers = []
+    for path in sorted((DOCS / "adr").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        numbers.append(int(path.name[:4]))
+        assert text.startswith(f"# {path.name[:4]}: "), path
+        assert re.findall(r"^## (\w+)$", text, re.M) == ["Context", "Decision", "Consequences"], path
+        assert len(text.splitlines()) <= 50, path
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_changelog_has_the_version_that_is_built() -> None:
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
