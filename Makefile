@@ -1,7 +1,9 @@
 # Everything is set up in a virtual environment of its own; nothing global is touched.
 # PYTHON picks the interpreter (3.11 or newer), VENV the place: make test PYTHON=python3.12 VENV=/tmp/venv
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The first that works and is new enough: an installed name may be a version manager's that runs nothing.
+PYTHON ?= $(shell for each in python3.11 python3 python3.12 python3.13; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -21,7 +23,7 @@ $(STAMP): pyproject.toml
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(BIN)/python install pip; }
 	$(PIP) --upgrade pip
-	$(PIP) -e '.[dev]'
+	PYTHONWARNINGS=ignore $(PIP) -e '.[dev]'
 	@touch $(STAMP)
 
 setup: $(STAMP)  ## the virtual environment with everything in it
