@@ -255,6 +255,15 @@ def test_only_so_many_are_asked_at_a_time() -> None:
     assert len(bench.open) == MAX_POLLS
 
 
+def test_who_waited_longest_for_a_turn_is_next() -> None:
+    early = (0.1,) * MAX_POLLS
+    bench = Bench(plan(MAX_POLLS + 3), chances=(*early, 0.4, 0.2, 0.3))
+    bench.clock.advance(0.5)
+    for number in (2, 3, 1):
+        bench.open[0].answer(503)
+        assert bench.pool.links[-1].key == f"h{MAX_POLLS + number}:80"
+
+
 # --- what comes of it -----------------------------------------------------------------------------------------------
 
 
@@ -372,7 +381,7 @@ def test_engine_that_comes_back_is_asked_for_its_models_at_once() -> None:
 
 @pytest.mark.parametrize(
     "fail",
-    [answers(401, b'{"error":"Unauthorized"}'), answers(200, b"[]"), answers(500), lost, silent, too_large],
+    [answers(401, MODELS), answers(200, b"[]"), answers(500), lost, silent, too_large],
     ids=["401", "no list", "500", "lost", "no answer", "without an end"],
 )
 def test_models_that_cannot_be_read_thrice_are_unknown(fail: Callable[[Bench], None]) -> None:
@@ -391,6 +400,17 @@ def test_models_that_cannot_be_read_thrice_are_unknown(fail: Callable[[Bench], N
     paths = [bench.poll(waiting=7) for _ in range(MODELS_EVERY)]
     assert [turn for turn, asked in enumerate(paths, start=1) if "/v1/models" in asked] == [MODELS_EVERY]
     assert (node.waiting, node.models) == (7, frozenset({"tiny", "l1"}))
+
+
+def test_models_that_can_be_read_in_between_stay_known() -> None:
+    bench = Bench(plan())
+    bench.poll()
+    for _ in range(3):
+        for _ in range(MISSES - 1):
+            bench.until_asked()
+            bench.asked().lose()
+            assert bench.node().models == frozenset({"tiny", "l1"})
+        bench.poll()
 
 
 def test_stale_connection_is_no_failure() -> None:
@@ -479,6 +499,9 @@ def test_who_is_watched_no_more_is_forgotten_and_not_asked(leave: Callable[[Benc
     bench = Bench(plan())
     node = bench.node()
     bench.poll(waiting=7)
+    bench.until_asked()
+    bench.asked().lose()
+    assert (node.waiting, node.models is None, node.healthy) == (7, False, False)
     leave(bench)
     assert (node.waiting, node.models, node.healthy) == (0, None, True)
     before = len(bench.pool.links)
