@@ -105,11 +105,11 @@ class RequestParser:
         self._begun = 0
         between = self._request.complete
         self._read_now = data
+        stopped_at = -1
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
-            self._stopped_at_upgrade(data[stop.args[0] :])
-            return
+            stopped_at = stop.args[0]
         except httptools.HttpParserCallbackError as exc:
             refused = exc.__context__ or exc.__cause__
             if isinstance(refused, Refused):
@@ -117,6 +117,10 @@ class RequestParser:
             raise
         except httptools.HttpParserError as exc:
             raise Refused(Refusal(Reason.BAD_REQUEST, f"malformed HTTP: {exc}")) from exc
+        if stopped_at >= 0:
+            # Not within the `except`: what is raised there would hide the refusal that a callback of ours raises next.
+            self._stopped_at_upgrade(data[stopped_at:])
+            return
         if self._in_head:
             self._earlier += data
         if self._begun > 1 or (self._begun and not between):

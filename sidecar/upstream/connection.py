@@ -200,7 +200,10 @@ class EngineConnection(asyncio.Protocol):
             return
         rest = b""
         try:
-            self._parser.feed_data(data)
+            if self._head_only:
+                self._read_head_only(data)
+            else:
+                self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             rest = data[stop.args[0] :]
         except httptools.HttpParserCallbackError as exc:
@@ -218,6 +221,15 @@ class EngineConnection(asyncio.Protocol):
             if self._head_bytes > 2 * MAX_HEAD_BYTES:
                 self._bad = "the head exceeds 64 KiB"
         self._deliver(sink, rest)
+
+    def _read_head_only(self, data: bytes) -> None:
+        # Line by line: llhttp tells nothing of a chunk's size, and what follows the head could become the next answer.
+        lines = data.splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            self._parser.feed_data(line)
+            if self._ended:
+                self._poisoned = number < len(lines)
+                return
 
     def _deliver(self, sink: Sink, rest: bytes) -> None:
         if self._informational:
