@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import sidecar.demonstration
 import sidecar.main
 from sidecar.cli import main
 from sidecar.settings import Listen, Settings
@@ -32,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         if name.startswith("SIDECAR_"):
             monkeypatch.delenv(name)
     monkeypatch.setattr(sidecar.main, "run", run)
-    monkeypatch.setattr(sidecar.main, "demo", demo)
+    monkeypatch.setattr(sidecar.demonstration, "demo", demo)
     return calls
 
 
