@@ -138,3 +138,21 @@ def test_timers_that_come_early_neither_spin_nor_lose_a_deadline(early_s: float,
     clock.advance(2.0)
     assert patient.seen is not None
     assert patient.looks <= 2
+
+
+def test_deadline_set_while_looking_holds_up_no_earlier_one() -> None:
+    clock, watchdog, _ = build()
+    seen: list[float] = []
+
+    class Once:
+        def look(self, now: float) -> None:
+            seen.append(round(now - START_S, 1))
+
+    class Again:
+        def look(self, now: float) -> None:
+            watchdog.add(Once(), now + 3.0)
+
+    watchdog.add(Again(), START_S + 1.0)
+    watchdog.add(Once(), START_S + 2.0)
+    clock.advance(10.0)
+    assert seen == [2.0, 4.0]
