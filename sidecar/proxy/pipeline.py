@@ -2,7 +2,7 @@
 
 The flow is a coroutine that no task runs. Between its stages nothing waits, so nothing can interleave and nothing
 needs a lock; it waits in one place, for an attempt to end, and whoever ends the attempt resumes it. A task would cost
-three more turns of the event loop per request and do nothing else (docs/adr/0002).
+three more turns of the event loop per request and do nothing else (docs/adr/0001).
 
 Bytes do not pass through here: an attempt hands them from the engine's connection to the client's.
 """
