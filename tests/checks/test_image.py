@@ -1,0 +1,49 @@
+"""What the image promises, as far as it can be read off its Dockerfile."""
+
+import re
+
+import pytest
+
+from sidecar.settings import DEFAULT_ADMIN, DEFAULT_LISTEN
+from tests.checks.drift import ROOT
+
+TEXT = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.M)
+BUILD, LAST = re.split(r"^FROM ", TEXT, flags=re.M)[1:]
+
+
+def test_last_stage_installs_nothing() -> None:
+    assert not re.search(r"^RUN\b|apt|pip|gcc", LAST, re.M)
+    assert "COPY --from=build" in LAST
+
+
+def test_both_stages_have_the_same_python() -> None:
+    assert re.findall(r"python:\S+", TEXT) == ["python:3.11-slim"] * 2
+
+
+def test_user_is_a_number_and_not_root_nor_istios() -> None:
+    (user, group) = re.findall(r"^USER (\d+):(\d+)$", LAST, re.M)[0]
+    assert 1000 < int(user) != 1337
+    assert 1000 < int(group) != 1337
+
+
+@pytest.mark.parametrize(
+    ("variable", "default"), [("SIDECAR_LISTEN", DEFAULT_LISTEN), ("SIDECAR_ADMIN", DEFAULT_ADMIN)]
+)
+def test_it_listens_on_every_interface_at_the_usual_ports(variable: str, default: str) -> None:
+    port = default.rpartition(":")[2]
+    assert f"{variable}=:{port}" in LAST
+    assert re.search(rf"^EXPOSE .*\b{port}\b", LAST, re.M)
+
+
+def test_it_stops_by_draining_and_its_health_is_liveness() -> None:
+    assert "\nSTOPSIGNAL SIGTERM\n" in LAST
+    assert "/livez" in LAST.partition("HEALTHCHECK")[2]
+
+
+def test_only_what_is_built_is_sent_to_the_builder() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    sent = {line[1:] for line in lines if line[0] == "!"}
+    copied = set(re.findall(r"^COPY (?!--from)(.+) \S+$", BUILD, re.M)[0].split()) | {"sidecar"}
+    assert lines[0] == "*"
+    assert sent == copied
+    assert all((ROOT / name).exists() for name in sent)
