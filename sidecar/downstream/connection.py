@@ -125,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._head_began_at = None
         request = self._request
-        if request is not None and (request.complete or request.upgrade):
+        if self._paused_at is not None if request is None else request.complete or request.upgrade:
             self._ahead += len(data)
         self._pump()
 
@@ -153,6 +153,8 @@ class ClientConnection(asyncio.Protocol):
         self._paused_at = None
         if self._exchange is not None:
             self._exchange.client_resumed()
+        else:
+            self._pump()
 
     # What the exchange calls: the reply.
 
@@ -260,9 +262,10 @@ class ClientConnection(asyncio.Protocol):
         request = self._request
         self._exchange = None
         self._request = None
-        self._ahead = 0
+        requests = self._parser.requests
+        if not requests or not requests[0].complete:
+            self._ahead = 0  # what was sent ahead is served, or is the next in turn
         self._upload_paused = False
-        self._paused_at = None
         if self._transport.is_closing():
             return
         if self._close_after or request is None or not request.keep_alive:
@@ -314,8 +317,8 @@ class ClientConnection(asyncio.Protocol):
                 elif not request.held and (request.pieces or request.complete):
                     exchange.upload()
                 break
-            if not parser.requests:
-                break
+            if not parser.requests or self._paused_at is not None:
+                break  # a client that does not read its last reply gets no other
             request = parser.requests[0]
             if request.held and not request.complete:
                 if self._refusal is None and request.expect_continue:
@@ -422,8 +425,11 @@ class ClientConnection(asyncio.Protocol):
             began = self._head_began_at
             due = (self._heard_at if began is None else began) + idle_s
             if now >= due:
-                if began is None and not self._parser.requests:
+                if self._transport.is_closing():
+                    self._transport.abort()  # its last reply was never read
+                elif began is None and not self._parser.requests:
                     self._transport.close()
+                    self._timer = self._loop.call_at(now + idle_s, self._on_timer)
                 else:
                     self._refuse_connection(Refusal(Reason.CLIENT_TIMEOUT, "the request did not come whole in time"))
                     self._parser.requests.clear()
