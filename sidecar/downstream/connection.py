@@ -46,6 +46,7 @@ class ClientConnection(asyncio.Protocol):
         "_head_began_at",
         "_heard_at",
         "_linger_left",
+        "_looking",
         "_lingering",
         "_loop",
         "_parser",
@@ -89,6 +90,7 @@ class ClientConnection(asyncio.Protocol):
         self._paused_at: float | None = None
         self._paused_size = 0
         self._ahead = 0
+        self._looking = False
         self._reading = True
         self._upload_paused = False
         self._pumping = False
@@ -274,7 +276,7 @@ class ClientConnection(asyncio.Protocol):
         if not request.complete:
             self._close(False)
             return
-        if self._parser.tunnel is not None:
+        if request.upgrade and self._parser.tunnel is not None:
             try:
                 self._parser.resume()
             except Refused as refused:
@@ -338,6 +340,7 @@ class ClientConnection(asyncio.Protocol):
     def _push_tunnel(self) -> None:
         data, self._parser.tunnel = self._parser.tunnel, b""
         self._ahead = 0
+        self._set_reading()
         if data and self._exchange is not None:
             self._exchange.tunnel(data)
 
@@ -386,11 +389,13 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
-                if _TCP_INFO is not None:
+                if _TCP_INFO is not None and not self._looking:
+                    self._looking = True
                     self._loop.call_later(_LOOK_S, self._look, self._transport.get_extra_info("socket"))
 
     def _look(self, sock: socket.socket) -> None:
         if self._reading or self._transport.is_closing() or _TCP_INFO is None:
+            self._looking = False
             return
         if sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _LEFT:
             self._transport.abort()

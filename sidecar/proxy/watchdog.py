@@ -84,5 +84,5 @@ class Watchdog:
         while order and order[0] <= current:
             for watched in self._slots.pop(heappop(order)):
                 watched.look(now)
-        if order and (self._timer is None or order[0] < self._timer_slot):
-            self._arm(order[0])
+        if order:
+            self._arm(order[0])  # whatever a look has armed: there may be an earlier one

@@ -119,6 +119,10 @@ class Pool:
 
     async def _connect(self, key: EndpointKey, target: _Target, connect_s: float, sink: Sink) -> None:
         def on_idle(connection: EngineConnection) -> None:
+            current = self._targets.get(key)
+            if current is None or current.idle is not target.idle:
+                connection.abort()  # the policy moved on while it worked
+                return
             connection.idle_since = self._loop.time()
             target.idle.append(connection)
 
