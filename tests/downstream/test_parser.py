@@ -252,3 +252,14 @@ def test_trailers_that_frame_or_route_are_dropped(name: bytes) -> None:
         return
     assert found.trailers == ([b"X-Fine: 5\r\n"] if name == b"X-Fine" else [])
     assert found.host == b"engine.test" and found.request_id == b""
+
+
+@pytest.mark.parametrize("step", [1, 37, 38, 39, 1000, 16_384])
+@pytest.mark.parametrize("many", [b"/x", b"/x%d"], ids=["alike", "different"])
+def test_many_requests_in_a_row_are_all_read_however_they_are_cut(many: bytes, step: int) -> None:
+    targets = [many % number if b"%d" in many else many for number in range(2000)]
+    data = b"".join(request(target) for target in targets)
+    made = parser()
+    for at in range(0, len(data), step):
+        made.feed(data[at : at + step])
+    assert [found.target for found in made.requests] == targets

@@ -82,6 +82,9 @@ class FakeLink:
         self.sink = None
         self._backlog = []
 
+    def close(self) -> None:
+        self.abort()
+
     # The engine; its words can be strung together.
 
     def _say(self, say: Callable[[Sink], None], last: bool = False) -> "FakeLink":
