@@ -21,11 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 TESTED_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
-        # What these do shows on the wire only; each clause is a case over real sockets there.
-        "downstream/connection.py": "tests/conformance",
+        # What it does shows on the wire only; each clause is a case over real sockets there.
         "upstream/connection.py": "tests/conformance/test_bad_responses.py",
-        # Every conformance and outcome test starts a sidecar through it.
-        "main.py": "tests/under_test.py",
     }
 )
 """Modules whose tests do not stand at their own path, and where they stand instead. Keep it short."""
