@@ -105,13 +105,15 @@ class Running:
 async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_fd: int = 1) -> AsyncIterator[Running]:
     """A sidecar that accepts traffic while the context lasts. `snapshot` replaces the policy that `settings` name.
 
-    Raises OSError where an address is not to be had, PolicyErrors or UsageError where there is no policy to begin with.
+    Raises OSError where an address or a certificate is not to be had, PolicyErrors or UsageError where there is no
+    policy to begin with.
     """
     path = settings.policy if snapshot is None else None
     if path is not None:
         first = read_policy(path, upstreams=settings.upstreams)
     else:
         first = snapshot or _without_files(settings)
+    tls = _tls(settings)
     loop = asyncio.get_running_loop()
     metrics = Metrics(build=installed_version("llm-sidecar"))
     writer = LineWriter(log_fd)
@@ -141,7 +143,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 on_crash=lambda exc: logs.event.error("request_crashed", exc_info=exc),
             )
             running.listener = Listener(
-                running.pipeline, tls=_tls(settings), trusted=settings.trusted, max_connections=settings.max_connections
+                running.pipeline, tls=tls, trusted=settings.trusted, max_connections=settings.max_connections
             )
             running.apply(first)
             _watch_gauges(running)
@@ -244,7 +246,11 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     if settings.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as exc:
+        # Python names neither file.
+        raise OSError(f"cannot use certificate {settings.tls_cert} with key {settings.tls_key}: {exc}") from exc
     context.set_alpn_protocols(["http/1.1"])
     return context
 
