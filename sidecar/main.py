@@ -89,7 +89,7 @@ class Running:
         self.pipeline.policy_changed()
         self.metrics.policy_load(True)
         self.metrics.retain(self.fleet)
-        self.pool.keep_only({key for service in self.fleet.services.values() for key in service.nodes})
+        self.pool.keep_only(endpoint for service in snapshot.services for endpoint in service.endpoints)
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
         self.logs.event.info("policy_applied", version=snapshot.version, services=len(snapshot.services))
@@ -186,7 +186,7 @@ def _without_files(settings: Settings) -> Snapshot:
 def run(settings: Settings) -> int:
     """`sidecar run`: serve until SIGTERM or SIGINT, drain; the exit code."""
     try:
-        uvloop.run(_serveuntil_stopped(settings))
+        uvloop.run(_serve_until_stopped(settings))
     except UsageError as exc:
         print(f"sidecar run: {exc}", file=sys.stderr)
         return 2
@@ -196,7 +196,7 @@ def run(settings: Settings) -> int:
     return 0
 
 
-async def _serveuntil_stopped(settings: Settings) -> None:
+async def _serve_until_stopped(settings: Settings) -> None:
     async with serving(settings) as running:
         _tune_gc()
         _say_started(running, settings)
@@ -236,6 +236,7 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch_fleet(running.fleet, running.now)
     metrics.watch("requests_in_flight", lambda: running.pipeline.live)
     metrics.watch("downstream_connections", lambda: running.listener.connections)
+    metrics.watch("downstream_rejected", lambda: running.listener.rejected)
     metrics.watch("upstream_connections", lambda: running.pool.open_connections)
     metrics.watch("ready", lambda: readiness(running.phase, running.store.current, running.fleet, running.now()).ready)
     metrics.watch("draining", lambda: running.phase is Phase.DRAINING)

@@ -70,14 +70,19 @@ def pick(
     tried: Collection[EndpointKey],
     now: float,
     chance: Callable[[], float],
+    *,
+    may_probe: bool = True,
 ) -> Choice | Unavailable:
-    """Chooses a node and takes its permit. `version` None: any. Writes nothing else."""
+    """Chooses a node and takes its permit. `version` None: any. Writes nothing else.
+
+    `may_probe` False: the request's end proves nothing (it is no inference), so it probes only if nobody else is left.
+    """
     pool = service.pool(model, version)
     if service.policy.balance.affinity == "off":
         session = None
     if not tried:
         if now >= pool.probe_at or service.roster.stirs != pool.stirs:
-            node = _probe(service, pool, tried, now)
+            node = _probe(service, pool, tried, now) if may_probe else None
             if node is not None:
                 return _choose(service, session, node, version, now)
         elif now < pool.refused_until:
@@ -89,7 +94,7 @@ def pick(
     node = _draw(pool.local, tried, now, chance) if pool.local and service.policy.balance.local_first else None
     if node is None:
         node = _draw(pool.nodes, tried, now, chance)
-    if node is None and tried:
+    if node is None and (tried or not may_probe):
         node = _probe(service, pool, tried, now)
     if node is None:
         return _unavailable(pool, tried, now)

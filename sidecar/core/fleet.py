@@ -29,6 +29,7 @@ from sidecar.policy.schema import Endpoint, Identity, Service, Snapshot
 
 MAX_REQUEST_BREAKERS = 1000  # kinds of request; a header as key may hold anything
 MAX_MODELS = 1024  # model names remembered as belonging to a service; clients make names up
+MAX_MODEL_NAME = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
 MAX_POOLS = 128  # (model, version) pairs remembered; each may list every node
 LEASE_SLACK_S = 5.0  # a probe may take its total deadline; what comes this much later is lost
 
@@ -247,9 +248,10 @@ class ServiceState:
             nodes = tuple(node for node in whole.nodes if node.serves(model))
             # Clients make model names up: names that rule nobody out share one pool.
             pool = whole if len(nodes) == len(whole.nodes) else Pool(nodes, not nodes)
-        if len(self._pools) >= MAX_POOLS:
-            self._pools.clear()
-        self._pools[asked] = pool
+        if len(model) <= MAX_MODEL_NAME:
+            if len(self._pools) >= MAX_POOLS:
+                self._pools.clear()
+            self._pools[asked] = pool
         return pool
 
     def overloaded(self, node: Node, retry_after_s: float | None, now: float) -> None:
@@ -389,9 +391,10 @@ class Fleet:
             found = next(exact, None) or next((s for s in services if matches(s.policy.models, model)), None)
         else:
             found = next(iter(services), None)
-        if len(self._by_model) >= MAX_MODELS:
-            self._by_model.clear()
-        self._by_model[model] = found
+        if len(model) <= MAX_MODEL_NAME:
+            if len(self._by_model) >= MAX_MODELS:
+                self._by_model.clear()
+            self._by_model[model] = found
         return found
 
     def session(self, service: ServiceState, session: SessionId, now: float) -> Session:

@@ -30,7 +30,7 @@ _BODILESS = frozenset({204, 304})
 # connection's state in Linux.
 _LOOK_S = 0.05
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
-_LEFT = frozenset({7, 8})  # TCP_CLOSE after a reset, TCP_CLOSE_WAIT after a FIN
+_RESET, _FIN = 7, 8  # TCP_CLOSE, TCP_CLOSE_WAIT
 
 
 class ClientConnection(asyncio.Protocol):
@@ -45,9 +45,10 @@ class ClientConnection(asyncio.Protocol):
         "_exchange",
         "_head_began_at",
         "_heard_at",
+        "_length_promised",
         "_linger_left",
-        "_looking",
         "_lingering",
+        "_looking",
         "_loop",
         "_parser",
         "_paused_at",
@@ -95,6 +96,7 @@ class ClientConnection(asyncio.Protocol):
         self._upload_paused = False
         self._pumping = False
         self._chunked = False
+        self._length_promised = False
         self._tunnel = False
         self._close_after = False
         self._lingering = False
@@ -127,13 +129,18 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._head_began_at = None
         request = self._request
-        if self._paused_at is not None if request is None else request.complete or request.upgrade:
+        if request is not None:
+            ahead = request.complete or bool(request.upgrade)
+        else:
+            ahead = self._paused_at is not None
+        if ahead:
             self._ahead += len(data)
         self._pump()
 
     def eof_received(self) -> bool:
         if self._exchange is not None:
-            self._transport.abort()
+            if not self._tunnel:
+                self._transport.abort()
             self._exchange.client_left()
         return False
 
@@ -144,6 +151,7 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.client_left()
         self._connections.discard(self)
+        self._parser.close()
 
     def pause_writing(self) -> None:
         self._paused_at = self._clock()
@@ -180,8 +188,9 @@ class ClientConnection(asyncio.Protocol):
         self._chunked = False
         framing = b""
         length = head.content_length
+        self._length_promised = length is not None
         if head.status in _BODILESS or request.method == b"HEAD":
-            if length is not None:
+            if length is not None and head.status != 204:
                 framing = b"content-length: %d\r\n" % length
             body = b""
         elif length is not None:
@@ -193,8 +202,7 @@ class ClientConnection(asyncio.Protocol):
             framing = b"transfer-encoding: chunked\r\n"
             if body:
                 body = b"%x\r\n%b\r\n" % (len(body), body)
-        if self._close_after or not request.keep_alive or not request.complete or self._pipeline.draining:
-            self._close_after = True
+        if self._must_close(request):
             framing += b"connection: close\r\n"
         elif request.http_10:
             framing += b"connection: keep-alive\r\n"
@@ -219,9 +227,8 @@ class ClientConnection(asyncio.Protocol):
         """A whole answer of ours. Nothing of the reply may have been sent."""
         request = self._request
         assert request is not None
-        if not request.keep_alive or not request.complete or self._pipeline.draining:
-            self._close_after = True
-        answer = refusal_answer(refusal, request_id, extra, self._close_after, request.method == b"HEAD")
+        close = self._must_close(request)
+        answer = refusal_answer(refusal, request_id, extra, close, request.method == b"HEAD")
         self._transport.write(answer)
 
     def start_tunnel(self, head: ResponseHead, extra: bytes, data: bytes) -> None:
@@ -247,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def can_append(self) -> bool:
         """Whether bytes can still be added to the body under way: not if its length was promised."""
-        return self._chunked or (self._request is not None and self._request.http_10 and self._close_after)
+        return not self._length_promised
 
     def pause_upload(self) -> None:
         """The engine does not take the upload as fast as it comes."""
@@ -268,13 +275,15 @@ class ClientConnection(asyncio.Protocol):
         if not requests or not requests[0].complete:
             self._ahead = 0  # what was sent ahead is served, or is the next in turn
         self._upload_paused = False
-        if self._transport.is_closing():
+        # Both clocks start anew: while it was served, the client was not to speak.
+        self._heard_at = self._clock()
+        if self._head_began_at is not None:
+            self._head_began_at = self._heard_at
+        if self._transport.is_closing() or request is None:
             return
-        if self._close_after or request is None or not request.keep_alive:
-            self._close(request is None or request.complete or self._tunnel)
-            return
-        if not request.complete:
-            self._close(False)
+        request.body = b""
+        if self._close_after or not request.keep_alive or not request.complete:
+            self._close(request.complete or self._tunnel)
             return
         if request.upgrade and self._parser.tunnel is not None:
             try:
@@ -306,6 +315,11 @@ class ClientConnection(asyncio.Protocol):
 
     # Our own.
 
+    def _must_close(self, request: Request) -> bool:
+        """Whether the reply whose head goes out now is the connection's last; remembers that it is."""
+        self._close_after |= not request.keep_alive or not request.complete or self._pipeline.draining
+        return self._close_after
+
     def _pump(self) -> None:
         self._pumping = True
         parser = self._parser
@@ -323,10 +337,12 @@ class ClientConnection(asyncio.Protocol):
                 break  # a client that does not read its last reply gets no other
             request = parser.requests[0]
             if request.held and not request.complete:
-                if self._refusal is None and request.expect_continue:
+                if self._refusal is None and request.expect_continue and not request.http_10:
                     request.expect_continue = False
                     self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 break
+            if self._refusal is not None and not request.complete:
+                break  # its body was refused before anything of it went on
             del parser.requests[0]
             self._request = request
             self._exchange = exchange = self._pipeline.exchange(request, self)
@@ -364,14 +380,13 @@ class ClientConnection(asyncio.Protocol):
         self._close(False)
 
     def _close(self, clean: bool) -> None:
-        if clean:
+        if clean or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._lingering = True
         self._reading = True
         self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        self._transport.write_eof()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
@@ -397,7 +412,8 @@ class ClientConnection(asyncio.Protocol):
         if self._reading or self._transport.is_closing() or _TCP_INFO is None:
             self._looking = False
             return
-        if sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _LEFT:
+        state = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0]
+        if state == _RESET or (state == _FIN and not self._tunnel):
             self._transport.abort()
             if self._exchange is not None:
                 self._exchange.client_left()

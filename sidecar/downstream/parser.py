@@ -68,6 +68,7 @@ class RequestParser:
         "_parser",
         "_read_now",
         "_request",
+        "_searched",
         "_trusted",
         "requests",
         "tunnel",
@@ -86,6 +87,7 @@ class RequestParser:
         self._accounted = 0  # bytes that this read may have, for what came of it
         self._begun = 0  # messages that this read began
         self._read_now = b""
+        self._searched = 0  # how far `_read_now` has been searched for request lines
         self._earlier = b""  # earlier reads of the head under way
         self.requests: list[Request] = []
         self.tunnel: bytes | None = None
@@ -105,6 +107,7 @@ class RequestParser:
         self._begun = 0
         between = self._request.complete
         self._read_now = data
+        self._searched = 0
         stopped_at = -1
         try:
             self._parser.feed_data(data)
@@ -117,6 +120,7 @@ class RequestParser:
             raise
         except httptools.HttpParserError as exc:
             raise Refused(Refusal(Reason.BAD_REQUEST, f"malformed HTTP: {exc}")) from exc
+        self._read_now = b""
         if stopped_at >= 0:
             # Not within the `except`: what is raised there would hide the refusal that a callback of ours raises next.
             self._stopped_at_upgrade(data[stopped_at:])
@@ -130,6 +134,10 @@ class RequestParser:
         self._excess = max(0, self._excess + len(data) - self._accounted - self._counted)
         if self._excess > MAX_HEAD_BYTES:
             raise Refused(_head_too_large())
+
+    def close(self) -> None:
+        """Nothing is fed any more: part from llhttp's object, which refers back to us, without the collector's help."""
+        del self._parser
 
     def resume(self) -> None:
         """The engine refused the upgrade: what followed the request is HTTP after all. Raises `Refused`."""
@@ -179,7 +187,7 @@ class RequestParser:
         lower = name.lower()
         kind = _kind_of(lower)
         if self._in_trailers:
-            if kind is None:
+            if kind is None and not lower.startswith(OURS):
                 request.trailers.append(b"%b: %b\r\n" % (name, value))
             return
         request.headers.append((lower, value))
@@ -200,9 +208,13 @@ class RequestParser:
         request = self._request
         parser = self._parser
         request.method = method = parser.get_method()
+        # Heads are found in their order, so that one read with many is searched once.
+        line = b"%b %b HTTP/1." % (method, request.target)
         read = self._earlier + self._read_now if self._earlier else self._read_now
+        found = read.find(line, 0 if self._earlier else self._searched)
+        self._searched = max(0, found + len(line) - len(self._earlier))
         self._earlier = b""
-        if b"%b %b HTTP/1." % (method, request.target) not in read:
+        if found < 0:
             # llhttp also takes RTSP and ICE for a protocol, and several spaces for one.
             raise Refused(Refusal(Reason.BAD_REQUEST, "the request line is not METHOD target HTTP/1.1"))
         request.keep_alive = parser.should_keep_alive()

@@ -28,7 +28,7 @@ from sidecar.proxy.forwarded import held_body
 from sidecar.proxy.ports import Client, Connector, Link
 from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Watchdog
-from sidecar.wire.answer import Usage, read_answer
+from sidecar.wire.answer import Usage, is_json, read_answer
 from sidecar.wire.call import Api, Call
 from sidecar.wire.stream import StreamReader
 
@@ -38,6 +38,9 @@ HELD_BYTES = 64 * 1024
 STALE_S = 1.0
 """A reused connection that closes without a byte within this time of sending had been closed before we sent: engines
 close idle connections silently, and the reset comes within a round trip. Later, the engine died of the request."""
+
+ERROR_GRACE_S = 0.1
+"""After an error event before any token, an engine ends its stream at once; one that does not is not waited for."""
 
 _EVENT_STREAM = b"text/event-stream"
 
@@ -97,6 +100,7 @@ class Attempt:
         "_due",
         "_due_ending",
         "_engine_head",
+        "_erred",
         "_held",
         "_held_size",
         "_link",
@@ -109,6 +113,7 @@ class Attempt:
         "_total_at",
         "_trailers",
         "_upload_ended",
+        "_upload_stuck",
         "_watchdog",
         "_watched_at",
         "bytes_out",
@@ -157,11 +162,13 @@ class Attempt:
         self._link: Link | None = None
         self._held: list[bytes] = []
         self._held_size = 0
+        self._erred = False
         self._trailers: list[bytes] = []
         self._closed_whole = False
         self._paused = False
         self._restarted = False
         self._upload_ended = False
+        self._upload_stuck = False
         self._slot = 0
         self._watched_at = 0.0
         self._due = 0.0
@@ -206,6 +213,8 @@ class Attempt:
             link.end_upload(request.trailers)
             if self.phase is Phase.WAITING:
                 self._await_head(self._clock())
+        elif self.phase is Phase.WAITING and not self._upload_stuck:
+            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
 
     def push_tunnel(self, data: bytes) -> None:
         """Bytes of a tunnel from the client."""
@@ -227,7 +236,10 @@ class Attempt:
         if self.phase is Phase.FLOWING and self.call is not None:
             if self.last_token_at:
                 self.last_token_at = now
-            self._await_more(now)
+            if self.last_token_at or self.reader is None:
+                self._await_more(now)
+            else:
+                self._await_head(now)
         elif self.phase is Phase.HOLDING or (self.phase is Phase.WAITING and self._upload_ended):
             self._await_head(now)
 
@@ -236,9 +248,8 @@ class Attempt:
         self._end(ending)
 
     def deliver(self) -> None:
-        """Send the held answer as it is: a whole one, or the last one when nothing else worked."""
+        """Commit what is held of an answer that ended: a good one, or the last one when nothing else worked."""
         self._commit()
-        self._client.send_end(self._trailers)
 
     # What the link calls.
 
@@ -253,16 +264,16 @@ class Attempt:
         if self._paused:
             link.pause()
         link.send(self, self._engine_head, body, head_only=request.method == b"HEAD", upgrade=bool(request.upgrade))
-        if not request.held and request.has_body:
+        if request.held or not request.has_body:
+            self._upload_ended = True
+        else:
             link.open_upload(chunked=request.chunked)
             if not request.complete:
                 self._client.resume_upload()
-            self.push_upload()
-            if not self._upload_ended:
-                self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+            if request.pieces or request.complete or not request.expect_continue:
+                self.push_upload()
                 return
-        else:
-            self._upload_ended = True
+            # It is the engine that keeps the client waiting: for its 100.
         self._await_head(now)
 
     def on_connect_failed(self, detail: str) -> None:
@@ -296,15 +307,19 @@ class Attempt:
             self._client.send_body(data)
             if reader is not None:
                 if reader.feed(data):
-                    self._token(reader)
+                    self._token()
             elif self.call is not None:
                 self._await_more(self._clock())
             return
         self._held.append(data)
         self._held_size += len(data)
         if reader is not None and reader.feed(data):
-            self._token(reader)
+            self._token()
             self._flow()
+        elif reader is not None and reader.error is not None and not self._erred:
+            # Nothing good can follow, and nothing is committed. The rest of this read is held, too.
+            self._erred = True
+            self._watch(self._clock() + ERROR_GRACE_S, Ending.ERROR_IN_BAND)
         elif self._held_size > HELD_BYTES:
             self._flow()
 
@@ -356,10 +371,16 @@ class Attempt:
         self._client.send_body(data)
 
     def on_upload_paused(self) -> None:
+        self._upload_stuck = True
         self._client.pause_upload()
+        if self.phase is Phase.WAITING:
+            self._await_head(self._clock())
 
     def on_upload_resumed(self) -> None:
+        self._upload_stuck = False
         self._client.resume_upload()
+        if self.phase is Phase.WAITING and not self._upload_ended:
+            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
 
     # Our own.
 
@@ -382,7 +403,7 @@ class Attempt:
         gap_s = deadlines.tool_gap_s if reader is not None and reader.tool_call else deadlines.token_gap_s
         self._watch(now + gap_s, Ending.TOKEN_GAP_TIMEOUT)
 
-    def _token(self, reader: StreamReader) -> None:
+    def _token(self) -> None:
         now = self._clock()
         if self.last_token_at:
             gap = now - self.last_token_at
@@ -391,15 +412,13 @@ class Attempt:
         else:
             self.first_token_at = now
         self.last_token_at = now
-        deadlines = self._deadlines
-        self._watch(
-            now + (deadlines.tool_gap_s if reader.tool_call else deadlines.token_gap_s), Ending.TOKEN_GAP_TIMEOUT
-        )
+        self._await_more(now)
 
     def _flow(self) -> None:
         self._move(Phase.FLOWING)
         self._commit()
-        self._await_more(self._clock())
+        if self.reader is None:
+            self._await_more(self._clock())
 
     def _commit(self) -> None:
         head = self.head
@@ -439,6 +458,9 @@ class Attempt:
         if not body or (call.api is not Api.OTHER and not head.content_type.endswith(b"json")):
             self.detail = f"the engine answered {head.status} with a body that is no JSON"
             return Ending.EMPTY
+        if answer.malformed and call.api is not Api.OTHER and not is_json(body):
+            self.detail = f"the engine answered {head.status} with JSON that breaks off"
+            return Ending.TRUNCATED
         return Ending.ABORTED if answer.finish_reason == ABORTED else Ending.COMPLETE
 
     def _judge_broken(self) -> Ending:
@@ -446,9 +468,12 @@ class Attempt:
         if self.reader is None:
             return Ending.TRUNCATED
         ending = self._judge_stream(self.reader, False)
-        # What broke after the API's own end carried nothing.
-        self._closed_whole = ending is Ending.COMPLETE
+        self._end_early(ending)
         return ending
+
+    def _end_early(self, ending: Ending) -> None:
+        """What is missing after the API's own end carried nothing, unless the head promised so many bytes."""
+        self._closed_whole = ending is Ending.COMPLETE and self.head is not None and self.head.content_length is None
 
     def _judge_stream(self, reader: StreamReader, clean: bool) -> Ending:
         ending = ending_of_stream(reader, clean)
@@ -491,10 +516,10 @@ class Attempt:
     def _expired(self) -> None:
         ending = self._due_ending
         reader = self.reader
-        if reader is not None and reader.terminal:
+        if reader is not None and (reader.terminal or reader.error is not None):
             # All was said; only the connection was not ended.
-            self._closed_whole = True
-            ending = self._judge()
+            ending = self._judge_stream(reader, True)
+            self._end_early(ending)
         self._end(ending)
 
     def _watch(self, due: float, ending: Ending) -> None:
@@ -538,11 +563,15 @@ class Attempt:
             return
         if self.phase is Phase.CONNECTING:
             self._connector.cancel(self)
+        tunnel = self.phase is Phase.TUNNEL
         self._move(Phase.DONE)
         self._unwatch()
         link, self._link = self._link, None
         if link is not None:
-            link.abort()
+            if tunnel:
+                link.close()  # what the client said last still goes out
+            else:
+                link.abort()
         if self.reader is not None and self.usage is None:
             self.usage = self.reader.usage
             self.finish_reason = self.reader.finish_reason

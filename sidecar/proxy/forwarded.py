@@ -1,9 +1,7 @@
 """The request head as an engine gets it, and the header lines that we add to answers: bytes from structs."""
 
 from sidecar.proxy.request import Request
-from sidecar.wire.headers import without_named
-
-_STANDARD_TOKENS = frozenset({b"close", b"keep-alive", b"upgrade"})
+from sidecar.wire.headers import STANDARD_TOKENS, without_named
 
 
 def engine_head(request: Request, request_id: bytes, peer: str, scheme: bytes, host: str) -> bytes:
@@ -13,8 +11,8 @@ def engine_head(request: Request, request_id: bytes, peer: str, scheme: bytes, h
     request: every attempt sends the same.
     """
     lines = request.lines
-    if request.named and not _STANDARD_TOKENS.issuperset(request.named):
-        lines = without_named(lines, [token for token in request.named if token not in _STANDARD_TOKENS])
+    if request.named and not STANDARD_TOKENS.issuperset(request.named):
+        lines = without_named(lines, [token for token in request.named if token not in STANDARD_TOKENS])
     parts = [b"%b %b HTTP/1.1\r\n" % (request.method, request.target), *lines]
     if not request.host:
         parts.append(b"host: %b\r\n" % host.encode())

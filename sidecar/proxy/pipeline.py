@@ -185,12 +185,12 @@ class Exchange:
         now = self.started_at
         while True:
             version = pick_version(service, session, now, chance)
-            choice = pick(service, session, version, model, tried, now, chance)
+            choice = pick(service, session, version, model, tried, now, chance, may_probe=call is not None)
             if isinstance(choice, Unavailable) and len(tried) > len(deaf):
-                choice = pick(service, session, version, model, deaf, now, chance)
+                choice = pick(service, session, version, model, deaf, now, chance, may_probe=call is not None)
             if isinstance(choice, Unavailable):
                 fallback = pipeline.fleet.services.get(ServiceName(service.policy.fallback))
-                if fallback is not None and fallback is not service and not tried:
+                if fallback is not None and self._binds:
                     service, session = fallback, None
                     self._binds = False
                     continue
@@ -273,16 +273,25 @@ class Exchange:
         self._reason = reason = self._cut_reason or DOCTRINE[ending].reason
         if ending is Ending.CLIENT_LEFT or (attempt.head is not None and attempt.head.status == 101):
             return  # nobody to tell; and a tunnel has no end but the connection's
-        if attempt.committed:
-            if reason is None and attempt.whole:
-                self._client.send_end(attempt.trailers)
-            else:
-                self._cut(attempt, reason or Reason.UPSTREAM_TRUNCATED)
-        elif reason is None and attempt.head is not None:
-            attempt.deliver()
+        if attempt.committed and reason is not None:
+            self._cut(attempt, reason)
+        elif attempt.head is not None and reason is None:
+            if not attempt.committed:
+                attempt.deliver()
+            self._close_reply(attempt)
         else:
             reason = reason or Reason.UPSTREAM_RESET
             self._refuse(reason, attempt.detail or _SAID.get(reason, reason.value))
+
+    def _close_reply(self, attempt: Attempt) -> None:
+        """The engine said all it had to say, good or bad; end the reply as its framing can be ended."""
+        client = self._client
+        if not attempt.whole:
+            if not client.can_append:
+                client.cut()
+                return
+            client.close_after_reply()
+        client.send_end(attempt.trailers)
 
     def _cut(self, attempt: Attempt, reason: Reason) -> None:
         """End a reply that has begun: in band where the body is an event stream, else by breaking the connection."""
@@ -425,7 +434,8 @@ class Exchange:
     def attempt_accepted(self, attempt: Attempt) -> None:
         """The engine took the request: now, and not before, the session is bound to it."""
         head, choice, session = attempt.head, self._choice, self._session
-        if self._binds and session is not None and choice is not None and head is not None and head.status < 400:
+        good = attempt.ending in (None, Ending.COMPLETE) and head is not None and head.status < 400
+        if self._binds and session is not None and choice is not None and good:
             bind(session, choice, self._pipeline.clock())
 
     def reply_lines(self, attempt: Attempt) -> bytes:

@@ -136,6 +136,8 @@ class Link(Protocol):
 
     def abort(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Sink(Protocol):
     """Who hears what happens on a link: the attempt. After `abort`, `on_end`, `on_lost`, `on_bad_bytes`: nothing."""

@@ -14,6 +14,7 @@ Source = Callable[[], float]
 Watched = Literal[
     "requests_in_flight",
     "downstream_connections",
+    "downstream_rejected",
     "upstream_connections",
     "ready",
     "draining",
@@ -26,6 +27,11 @@ WATCHED: Mapping[Watched, tuple[str, Kind, str]] = MappingProxyType(
     {
         "requests_in_flight": ("sidecar_requests_in_flight", "gauge", "Requests that have begun and not ended"),
         "downstream_connections": ("sidecar_downstream_connections", "gauge", "Open connections from clients"),
+        "downstream_rejected": (
+            "sidecar_downstream_connections_rejected_total",
+            "counter",
+            "Client connections closed at once: too many were open",
+        ),
         "upstream_connections": ("sidecar_upstream_connections", "gauge", "Open connections to engines, idle included"),
         "ready": ("sidecar_ready", "gauge", "1 while /readyz answers 200"),
         "draining": ("sidecar_draining", "gauge", "1 from the beginning of the drain"),

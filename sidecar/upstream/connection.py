@@ -16,7 +16,15 @@ import httptools
 
 from sidecar.kernel.exchange import Header, ResponseHead
 from sidecar.proxy.ports import Sink
-from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, connection_tokens, media_type, without_named
+from sidecar.wire.headers import (
+    HOP_BY_HOP,
+    MAX_HEAD_BYTES,
+    OURS,
+    STANDARD_TOKENS,
+    connection_tokens,
+    media_type,
+    without_named,
+)
 
 # What is done with a header: read and passed on, read and not passed on, or dropped.
 _READ, _KEPT, _DROPPED = range(3)
@@ -182,6 +190,11 @@ class EngineConnection(asyncio.Protocol):
         self._sink = None
         self._transport.abort()
 
+    def close(self) -> None:
+        """Close a tunnel: what was written still goes out. Its sink hears nothing more."""
+        self._sink = None
+        self._transport.close()
+
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -281,6 +294,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         sink, self._sink = self._sink, None
+        del self._parser  # it refers back to us, and nothing is fed any more
         self._on_gone(self, self._poisoned)
         if sink is None:
             return
@@ -317,7 +331,7 @@ class EngineConnection(asyncio.Protocol):
         lower = name.lower()
         kind = _kind_of(lower)
         if not self._in_head:
-            if kind is None or kind == _READ:
+            if (kind is None or kind == _READ) and not lower.startswith(OURS):
                 self._trailers.append(b"%b: %b\r\n" % (name, value))
             return
         if kind is None:
@@ -334,7 +348,7 @@ class EngineConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if self._parser.get_http_version() not in ("1.1", "1.0"):
             raise _BadBytes(f"HTTP/{self._parser.get_http_version()}")
-        named = [token for token in self._named if token not in (b"close", b"keep-alive", b"upgrade")]
+        named = [token for token in self._named if token not in STANDARD_TOKENS]
         lines = without_named(self._lines, named) if named else self._lines
         head = ResponseHead(
             status,

@@ -7,11 +7,11 @@ keep-alive connection after 5 s; we close ours before that, so that a request ra
 
 import asyncio
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from sidecar.kernel.ids import EndpointKey
+from sidecar.policy.address import parse_url
 from sidecar.policy.schema import Endpoint
 from sidecar.proxy.ports import Recorder, Sink
 from sidecar.upstream.connection import EngineConnection
@@ -26,21 +26,24 @@ class TaskOwner(Protocol):
     def create_task(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
 
-class _Target:
-    """One endpoint's address and its idle connections, freshest last."""
+_Where = tuple[str, str, bool]
 
-    __slots__ = ("endpoint", "host", "idle", "path", "port", "tls")
+
+def _where(endpoint: Endpoint) -> _Where:
+    """What a connection depends on: two endpoints that agree in this share theirs."""
+    return endpoint.url, endpoint.tls_ca, endpoint.tls_verify
+
+
+class _Target:
+    """One address and its idle connections, freshest last."""
+
+    __slots__ = ("address", "endpoint", "idle", "tls")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.address = parse_url(endpoint.url)
         self.idle: list[EngineConnection] = []
         self.tls: ssl.SSLContext | None = None
-        url = urlsplit(endpoint.url)
-        self.path = url.path if url.scheme == "unix" else ""
-        self.host = url.hostname or ""
-        self.port = url.port or (443 if url.scheme == "https" else 80)
-        if url.scheme == "https":
-            self.tls = _context(endpoint)
 
 
 class Pool:
@@ -50,7 +53,7 @@ class Pool:
         self._loop = loop
         self._tasks = tasks
         self._recorder = recorder
-        self._targets: dict[EndpointKey, _Target] = {}
+        self._targets: dict[_Where, _Target] = {}
         self._connecting: dict[Sink, asyncio.Task[None]] = {}
         self.open_connections = 0
 
@@ -64,9 +67,10 @@ class Pool:
 
         `fresh` asks for a new connection: the last one turned out to be stale.
         """
-        target = self._targets.get(key)
-        if target is None or target.endpoint is not endpoint:
-            target = self._retarget(key, target, endpoint)
+        where = _where(endpoint)
+        target = self._targets.get(where)
+        if target is None:
+            target = self._targets[where] = _Target(endpoint)
         idle = target.idle
         while idle:
             connection = idle.pop()
@@ -77,7 +81,7 @@ class Pool:
             if not connection.closing:
                 sink.on_connected(connection)
                 return
-        self._connecting[sink] = self._tasks.create_task(self._connect(key, target, connect_s, sink))
+        self._connecting[sink] = self._tasks.create_task(self._connect(key, where, target, connect_s, sink))
 
     def cancel(self, sink: Sink) -> None:
         """Forget a connect under way; its sink hears nothing more."""
@@ -96,31 +100,19 @@ class Pool:
             if fresh:
                 del idle[:fresh]
 
-    def keep_only(self, keys: set[EndpointKey]) -> None:
-        """Close the idle connections of endpoints that policy no longer has."""
-        for key in self._targets.keys() - keys:
-            for connection in self._targets.pop(key).idle:
+    def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
+        """Close the idle connections to endpoints that policy no longer has."""
+        for gone in self._targets.keys() - {_where(endpoint) for endpoint in endpoints}:
+            for connection in self._targets.pop(gone).idle:
                 connection.abort()
 
     def close(self) -> None:
         """Close every idle connection."""
-        self.keep_only(set())
+        self.keep_only(())
 
-    def _retarget(self, key: EndpointKey, old: _Target | None, endpoint: Endpoint) -> _Target:
-        target = _Target(endpoint)
-        if old is not None:
-            if old.endpoint == endpoint:
-                target.idle = old.idle
-            else:
-                for connection in old.idle:
-                    connection.abort()
-        self._targets[key] = target
-        return target
-
-    async def _connect(self, key: EndpointKey, target: _Target, connect_s: float, sink: Sink) -> None:
+    async def _connect(self, key: EndpointKey, where: _Where, target: _Target, connect_s: float, sink: Sink) -> None:
         def on_idle(connection: EngineConnection) -> None:
-            current = self._targets.get(key)
-            if current is None or current.idle is not target.idle:
+            if self._targets.get(where) is not target:
                 connection.abort()  # the policy moved on while it worked
                 return
             connection.idle_since = self._loop.time()
@@ -133,24 +125,12 @@ class Pool:
             if connection in target.idle:
                 target.idle.remove(connection)
 
-        def protocol() -> EngineConnection:
-            return EngineConnection(on_idle, on_gone)
-
         try:
             async with asyncio.timeout(connect_s):
-                if target.path:
-                    _, connection = await self._loop.create_unix_connection(protocol, target.path)
-                else:
-                    _, connection = await self._loop.create_connection(
-                        protocol,
-                        target.host,
-                        target.port,
-                        ssl=target.tls,
-                        server_hostname=target.host if target.tls else None,
-                    )
+                connection = await self._open(target, lambda: EngineConnection(on_idle, on_gone))
         except TimeoutError:
             detail = f"no connection to {key} within {connect_s:g} s"
-        except (OSError, ssl.SSLError) as exc:
+        except Exception as exc:  # noqa: BLE001 - here a task begins; whatever fails is this connection's failure alone
             detail = f"cannot connect to {key}: {exc}"
         else:
             self.open_connections += 1
@@ -161,6 +141,24 @@ class Pool:
             return
         if self._connecting.pop(sink, None) is not None:
             sink.on_connect_failed(detail)
+
+    async def _open(self, target: _Target, protocol: Callable[[], EngineConnection]) -> EngineConnection:
+        address = target.address
+        if address.path:
+            _, connection = await self._loop.create_unix_connection(protocol, address.path)
+            return connection
+        tls = address.scheme == "https"
+        if tls and target.tls is None:
+            # Reads the system's certificates: some 35 ms in which streams would stand still.
+            target.tls = await asyncio.to_thread(_context, target.endpoint)
+        _, connection = await self._loop.create_connection(
+            protocol,
+            address.host,
+            address.port,
+            ssl=target.tls,
+            server_hostname=address.host if tls else None,
+        )
+        return connection
 
 
 def _context(endpoint: Endpoint) -> ssl.SSLContext:

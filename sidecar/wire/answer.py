@@ -98,6 +98,15 @@ def read_answer(api: Api | None, body: bytes, *, status: int = 200) -> Answer:
     )
 
 
+def is_json(body: bytes) -> bool:
+    """Whether `body` is JSON as Python's engines write it (NaN and lone surrogates included). For rare use: slow."""
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def read_error(body: bytes, *, soft: bool = True) -> AnswerError | None:
     """The error that `body` tells, in any shape; None for an empty body.
 

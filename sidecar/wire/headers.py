@@ -22,6 +22,9 @@ HOP_BY_HOP = frozenset(
 FRAMING = frozenset({b"content-length", b"host", b"expect"})
 """Headers that `Connection` may never name away: a peer could have its own request misframed or misrouted by it."""
 
+STANDARD_TOKENS = frozenset({b"close", b"keep-alive", b"upgrade"})
+"""Words in `Connection` that name no header."""
+
 OURS = b"x-sidecar-"
 """Prefix of the headers that only we set."""
 
