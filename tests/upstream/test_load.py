@@ -82,6 +82,9 @@ class FakeLink:
         self.aborted = True
         self.sink = None
 
+    def close(self) -> None:
+        raise AssertionError("a poll has no tunnel")
+
     def open_upload(self, *, chunked: bool) -> None:
         raise AssertionError
 
