@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 START_S = 1000.0
@@ -56,6 +56,11 @@ class Clock:
     def armed(self) -> list[float]:
         """When timers will fire that were not cancelled."""
         return sorted(timer.when() for _, _, timer in self._timers if not timer.off)
+
+    def forget(self) -> None:
+        """Drop timers that were cancelled, as loops do in time."""
+        self._timers = [entry for entry in self._timers if not entry[2].off]
+        heapify(self._timers)
 
     def advance(self, seconds: float) -> None:
         """Let time go by."""

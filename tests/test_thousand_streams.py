@@ -7,6 +7,8 @@ together: each waits `GAP_S` between its tokens, which is longer than it takes t
 import asyncio
 import re
 
+import pytest
+
 from sidecar.demo.dialect import Chat, Spec, whole_stream
 from tests.harness import Client, connect, request
 from tests.processes import Sidecar, engine, sidecar

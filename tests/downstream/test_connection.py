@@ -18,7 +18,7 @@ from sidecar.policy.schema import Service
 from sidecar.proxy.attempt import HELD_BYTES
 from tests.clock import Clock
 from tests.harness import request
-from tests.proxy.bench import TOTAL_S, Bench, service
+from tests.proxy.bench import TOTAL_S, Bench, garbage_of, service
 from tests.proxy.fakes import JSON, FakeLink, head_of
 from tests.transport import HIGH_WATER_BYTES, FakeTransport
 from tests.under_test import COMPLETION, DONE, FINISH, ROLE, chat, token
@@ -447,3 +447,29 @@ def test_cutting_a_stream_ends_it_in_band_and_closes() -> None:
     assert desk.transport.closed and not desk.transport.aborted
     desk.connection.connection_lost(None)
     desk.check_let_go()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_is_gone_needs_no_garbage_collector() -> None:
+    desk = Desk()
+
+    def once() -> None:
+        connection = ClientConnection(
+            desk.bench.pipeline,
+            cast(asyncio.AbstractEventLoop, desk.clock),
+            desk.connections,
+            scheme=b"http",
+            trusted=False,
+        )
+        transport = FakeTransport(connection)
+        connection.connection_made(transport)
+        connection.data_received(request() + b"GET / HT")
+        answers(desk.link)
+        connection.connection_lost(None)
+        transport._protocol = None  # as event loops do
+        desk.clock.forget()
+        desk.bench.connector.openings.clear()
+
+    assert garbage_of(once) == 0
