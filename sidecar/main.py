@@ -92,6 +92,15 @@ class Running:
         self.pool.keep_only(endpoint for service in snapshot.services for endpoint in service.endpoints)
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
+        for service in self.fleet.services.values():
+            if service.policy.breakers.node.mode == "enforce" and 0 < len(service.nodes) <= service.roster.minimum:
+                # The default, and right for a lone engine without a fallback; but nobody should have to find out.
+                self.logs.event.warning(
+                    "breaker_never_opens",
+                    service=service.name,
+                    endpoints=len(service.nodes),
+                    hint="breakers.node.min_closed_ratio keeps every endpoint closed; 0 lets it open",
+                )
         self.logs.event.info("policy_applied", version=snapshot.version, services=len(snapshot.services))
 
     def refuse(self, error: str) -> None:

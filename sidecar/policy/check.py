@@ -127,6 +127,11 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
             add(f"{where}shared.quorum is not acted on in this version")
         if service.deadlines.tool_gap_s < service.deadlines.token_gap_s:
             add(f"{where}deadlines.tool_gap is shorter than token_gap: tool calls get less time than text")
+        if service.deadlines.total_s < min(service.deadlines.head_s, service.deadlines.first_token_s):
+            add(
+                f"{where}deadlines.total ends requests before head or first_token can: an endpoint that hangs is "
+                "charged with nothing"
+            )
         idle = {endpoint.version for endpoint in service.endpoints} - set(service.split)
         if service.split and idle:
             add(f"{where}endpoints of {', '.join(sorted(idle))} get no traffic: split gives that version no part")

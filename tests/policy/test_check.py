@@ -165,6 +165,7 @@ def warned(*services: Service, identity: Identity | None = None) -> list[str]:
         ([service(zone_decay=ZoneDecay())], "zone_decay is not acted on"),
         ([service(shared=Shared(quorum=3))], "shared.quorum is not acted on"),
         ([service(deadlines=Deadlines(token_gap_s=Seconds(31)))], "tool_gap is shorter"),
+        ([service(deadlines=Deadlines(total_s=Seconds(20)))], "total ends requests before"),
         ([service(endpoints=(A, B), split={"v1": 1})], "endpoints of v2 get no traffic"),
         ([service("a"), service("b")], "service b: is never chosen: a comes before"),
         ([service("a", models=("x", "y")), service("b", models=("y", "x"))], "service b: is never chosen"),
