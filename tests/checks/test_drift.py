@@ -19,8 +19,8 @@ def tree(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def faults(root: Path, elsewhere: dict[str, str] | None = None) -> list[str]:
-    return [*drift.schema_drift(root), *drift.untested_modules(root, elsewhere or {}), *drift.dead_references(root)]
+def faults(root: Path) -> list[str]:
+    return [*drift.schema_drift(root), *drift.untested_modules(root), *drift.dead_references(root)]
 
 
 def test_a_tree_in_order_has_no_fault(tmp_path: Path) -> None:
@@ -79,23 +79,6 @@ def test_declarations_are_no_code(source: str, has: bool) -> None:
     assert drift.has_code(source) is has
 
 
-def test_an_exception_holds_while_what_it_names_exists(tmp_path: Path) -> None:
-    root = tree(tmp_path, {"sidecar/go.py": CODE, "tests/whole/test_all.py": ""})
-    assert faults(root, {"go.py": "tests/whole"}) == []
-    assert len(faults(root, {"go.py": "tests/elsewhere"})) == 1
-
-
-def test_an_exception_for_what_has_a_test_is_told(tmp_path: Path) -> None:
-    root = tree(tmp_path, {"sidecar/go.py": CODE, "tests/test_go.py": "", "tests/whole/test_all.py": ""})
-    (fault,) = faults(root, {"go.py": "tests/whole"})
-    assert "take it out" in fault
-
-
-def test_an_exception_for_a_module_that_is_gone_is_told(tmp_path: Path) -> None:
-    (fault,) = faults(tree(tmp_path, {"tests/whole/test_all.py": ""}), {"gone.py": "tests/whole"})
-    assert "sidecar/gone.py" in fault
-
-
 @pytest.mark.parametrize(
     ("prose", "count"),
     [
@@ -123,9 +106,7 @@ def test_links_are_read_from_where_their_document_stands(tmp_path: Path) -> None
 def test_faults_are_printed_and_end_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert drift.main(tree(tmp_path, {"sidecar/go.py": CODE})) == 1
     assert capsys.readouterr().err.startswith("drift: sidecar/go.py has no test")
-    (tmp_path / "sidecar" / "go.py").unlink()
-    tree(tmp_path, {name: "" for name in drift.TESTED_ELSEWHERE.values() if name.endswith(".py")})
-    tree(tmp_path, {f"sidecar/{name}": CODE for name in drift.TESTED_ELSEWHERE})
+    tree(tmp_path, {"tests/test_go.py": ""})
     assert drift.main(tmp_path) == 0
 
 
