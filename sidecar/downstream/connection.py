@@ -437,7 +437,8 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.abort()
                 return
         elif self._exchange is not None:
-            if request is not None and not request.complete and self._reading and not self._tunnel:
+            waits = request is not None and request.expect_continue and not request.body_size  # for the engine's 100
+            if request is not None and not request.complete and self._reading and not self._tunnel and not waits:
                 due = self._heard_at + idle_s
                 if now >= due:
                     self._exchange.cut(Reason.CLIENT_TIMEOUT, "the request's body stopped coming")

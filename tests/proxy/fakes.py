@@ -202,7 +202,7 @@ class FakeConnector:
 class FakeClient:
     """The client's end of one exchange: what it got, and how its reply stands."""
 
-    def __init__(self, peer: str = "10.0.0.9", *, can_append: bool = True) -> None:
+    def __init__(self, peer: str = "10.0.0.9") -> None:
         self.peer = peer
         self.exchange: Exchange | None = None
         self.informational: list[int] = []
@@ -218,7 +218,6 @@ class FakeClient:
         self.upload_paused = False
         self.done = 0
         self.on_write: Callable[[], None] | None = None
-        self._can_append = can_append
 
     @property
     def scheme(self) -> bytes:
@@ -226,7 +225,7 @@ class FakeClient:
 
     @property
     def can_append(self) -> bool:
-        return self._can_append
+        return self.head is None or self.head.content_length is None
 
     def _write(self) -> None:
         assert not self.ended and self.refusal is None, "written to after the reply's end"
