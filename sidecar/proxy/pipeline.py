@@ -147,7 +147,7 @@ class Exchange:
             # identify
             service = fleet.service_for(model)
             if service is None:
-                return self._refuse(Reason.UNKNOWN_MODEL, f"no service has the model {model!r}", param="model")
+                return self._refuse(Reason.UNKNOWN_MODEL, f"no service has the model {model[:128]!r}", param="model")
             policy = service.policy
             self._total_at = now + policy.deadlines.total_s
             if call is not None:
