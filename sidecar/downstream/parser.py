@@ -277,7 +277,10 @@ class RequestParser:
             case b"upgrade":
                 request.upgrade = value.strip(b" \t")
             case b"expect":
-                request.expect_continue = value.strip(b" \t").lower() == b"100-continue"
+                if value.strip(b" \t").lower() == b"100-continue":
+                    request.expect_continue = True
+                else:
+                    request.lines.append(b"expect: %b\r\n" % value)  # the engine's to judge
             case b"x-request-id":
                 request.request_id = value.strip(b" \t")
             case b"x-forwarded-for":

@@ -413,9 +413,13 @@ class Exchange:
             pass
         except Exception as exc:  # noqa: BLE001 - here a request begins: its crash is its own
             self._pipeline.on_crash(exc)
-            if self._attempt is not None:
-                self._attempt.stop(Ending.ABANDONED)
-            self._client.cut()
+            attempt = self._attempt
+            if attempt is not None:
+                attempt.stop(Ending.ABANDONED)
+            if self._status or (attempt is not None and attempt.committed):
+                self._client.cut()
+            else:
+                self._refuse(Reason.INTERNAL, "this sidecar failed; its log says how")
         else:
             return
         # The attempt and we know each other: without this only the garbage collector could part us.
