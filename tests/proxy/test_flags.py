@@ -35,9 +35,15 @@ from sidecar.proxy.flags import flag_of
     ],
 )
 def test_flags_are_those_of_envoy(reason: Reason | None, ending: Ending | None, flag: str) -> None:
-    assert flag_of(reason, ending) == flag
+    assert flag_of(reason, ending, 1) == flag
 
 
 @pytest.mark.parametrize("ending", [ending for ending in Ending if DOCTRINE[ending].reason is not None])
 def test_every_ending_that_we_answer_for_has_a_flag_but_a_broken_upload(ending: Ending) -> None:
-    assert bool(flag_of(DOCTRINE[ending].reason, ending)) is (ending is not Ending.CLIENT_MALFORMED)
+    assert bool(flag_of(DOCTRINE[ending].reason, ending, 1)) is (ending is not Ending.CLIENT_MALFORMED)
+
+
+@pytest.mark.parametrize(("attempts", "flag"), [(1, ""), (2, "URX"), (3, "URX")])
+def test_engines_own_failure_after_retries_is_told(attempts: int, flag: str) -> None:
+    assert flag_of(None, Ending.SERVER_ERROR, attempts) == flag
+    assert flag_of(None, Ending.COMPLETE, attempts) == ""
