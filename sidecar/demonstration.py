@@ -9,7 +9,7 @@ import uvloop
 
 from sidecar.demo import show
 from sidecar.demo.engine import Engine
-from sidecar.main import Running, serving, until_stopped
+from sidecar.main import Running, Signals, serving
 from sidecar.policy.load import load
 from sidecar.settings import Settings
 
@@ -30,11 +30,15 @@ async def _demonstrate(settings: Settings, fault: str | None) -> None:
     # The demo is an act for a person: request lines would drown it, and nobody waits for it to settle.
     if fault is not None:
         settings = msgspec.structs.replace(settings, access_log="off")
+    signals = Signals()
     async with show.engines() as engines:
         policy = load([("demo.yaml", show.policy_text(engines).encode())], 1)
         async with serving(settings, policy) as running, asyncio.TaskGroup() as tasks:
-            admin = None if running.admin_port is None else f"127.0.0.1:{running.admin_port}"
-            print(show.banner(f"{settings.listen.host}:{running.proxy_port}", admin, engines), flush=True)
+            listen = msgspec.structs.replace(settings.listen, port=running.proxy_port)
+            admin = None
+            if settings.admin is not None and not settings.admin.path:
+                admin = str(msgspec.structs.replace(settings.admin, port=running.admin_port or 0))
+            print(show.banner(str(listen), admin, engines), flush=True)
 
             def states() -> dict[str, str]:
                 return {view.key: view.state.value for view in running.fleet.views(running.now())}
@@ -43,7 +47,7 @@ async def _demonstrate(settings: Settings, fault: str | None) -> None:
                 print(f"--- {words}", flush=True)
 
             act = tasks.create_task(_play(fault, engines, running, states, say))
-            await until_stopped(running)
+            await signals.until_stopped(running)
             act.cancel()
             await running.listener.drain(0.0, min(settings.drain_s, _GRACE_S))
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version as installed_version
 
+import msgspec
 import uvloop
 
 from sidecar.admin.app import serve_admin
@@ -206,32 +207,53 @@ def run(settings: Settings) -> int:
 
 
 async def _serve_until_stopped(settings: Settings) -> None:
+    # Before anything listens: whoever waits for the port may signal at once.
+    signals = Signals()
     async with serving(settings) as running:
         _tune_gc()
         _say_started(running, settings)
-        await until_stopped(running)
+        await signals.until_stopped(running)
         await running.listener.drain(settings.settle_s, settings.drain_s)
 
 
-async def until_stopped(running: Running) -> None:
-    """Wait for SIGTERM, SIGINT or the admin's word to drain."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.drain)
-    if running.watcher is None:
-        # Nothing to reload; the default would end the process.
-        loop.add_signal_handler(signal.SIGHUP, lambda: running.logs.event.info("nothing_to_reload"))
-    await running.stopping.wait()
-    # A second signal ends the process at once.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
+class Signals:
+    """SIGTERM and SIGINT ask for a drain, once: a second signal ends the process at once. Needs the main thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked = False
+        self._running: Running | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_signal)
+        # Where no watcher takes it there is nothing to reload; the default would end the process.
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    async def until_stopped(self, running: Running) -> None:
+        """Wait for a signal, or for the admin's word, to drain."""
+        self._running = running
+        if self._asked:
+            running.drain()
+        await running.stopping.wait()
+
+    def _on_signal(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        self._asked = True
+        if self._running is not None:
+            self._running.drain()
+
+    def _on_hangup(self) -> None:
+        if self._running is not None:
+            self._running.logs.event.info("nothing_to_reload")
 
 
 def _say_started(running: Running, settings: Settings) -> None:
-    admin = "off" if settings.admin is None else settings.admin.path or f"{settings.admin.host}:{running.admin_port}"
-    running.logs.event.info(
-        "started", listen=f"{settings.listen.host}:{running.proxy_port}", admin=admin, tls=settings.tls_cert is not None
-    )
+    listen = msgspec.structs.replace(settings.listen, port=running.proxy_port)
+    admin = "off"
+    if settings.admin is not None:
+        admin = str(msgspec.structs.replace(settings.admin, port=running.admin_port or 0))
+    # Not an event: a log level must not hide it, since with port 0 nobody else knows the addresses.
+    running.logs.line("info", "started", {"listen": str(listen), "admin": admin, "tls": settings.tls_cert is not None})
 
 
 async def _sweep(pool: Pool, now: Callable[[], float]) -> None:

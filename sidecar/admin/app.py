@@ -17,7 +17,7 @@ from aiohttp import web
 
 from sidecar.admin import views
 from sidecar.admin.facts import Facts
-from sidecar.admin.operator import why_not
+from sidecar.admin.operator import FORWARDED, why_not
 from sidecar.admin.ready import readiness
 from sidecar.core.breaker import Action, Scope
 
@@ -176,6 +176,7 @@ def _require_operator(request: web.Request) -> None:
     reason = why_not(
         transport.get_extra_info("peername"),
         sock is not None and sock.family == AF_UNIX,
+        any(name in request.headers for name in FORWARDED),
         request.headers.get("origin"),
         f"{request.scheme}://{request.host}",
     )

@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.breaker import Permit
+from sidecar.core.breaker import OUTSIDER, Permit
 from sidecar.core.fleet import Node, Pool, ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, VersionName
@@ -75,7 +75,8 @@ def pick(
 ) -> Choice | Unavailable:
     """Chooses a node and takes its permit. `version` None: any. Writes nothing else.
 
-    `may_probe` False: the request's end proves nothing (it is no inference), so it probes only if nobody else is left.
+    `may_probe` False: the request's end proves nothing (it is no inference). It takes no probe's place; if nobody else
+    is left, it goes to a node whose wait is over, beside the probes.
     """
     pool = service.pool(model, version)
     if service.policy.balance.affinity == "off":
@@ -85,7 +86,7 @@ def pick(
             node = _probe(service, pool, tried, now) if may_probe else None
             if node is not None:
                 return _choose(service, session, node, version, now)
-        elif now < pool.refused_until:
+        elif may_probe and now < pool.refused_until:
             return Unavailable(Reason.BREAKER_OPEN, pool.refused_until)
     if session is not None and session.node_key is not None:
         choice = _preferred(service, session, pool, tried, now)
@@ -94,7 +95,11 @@ def pick(
     node = _draw(pool.local, tried, now, chance) if pool.local and service.policy.balance.local_first else None
     if node is None:
         node = _draw(pool.nodes, tried, now, chance)
-    if node is None and (tried or not may_probe):
+    if node is None and not may_probe:
+        for waited in pool.nodes:
+            if waited.breaker.waited(now) and waited.overload_until <= now and waited.key not in tried:
+                return Choice(waited, OUTSIDER)
+    elif node is None and tried:
         node = _probe(service, pool, tried, now)
     if node is None:
         return _unavailable(pool, tried, now)

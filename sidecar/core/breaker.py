@@ -95,7 +95,8 @@ class Transition(msgspec.Struct, frozen=True):
     """A change of state, as it is logged and shared.
 
     `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `waited`,
-    `probe_failed`, `proved`, `operator`, `mode_off`); `evidence` says it in words. `generation` is the new one.
+    `probe_failed`, `proved`, `operator`, `mode_off`, `floor`); `evidence` says it in words. `generation` is the new
+    one.
     """
 
     scope: Scope
@@ -124,6 +125,9 @@ class Denied(msgspec.Struct, frozen=True):
     retry_at: float
 
 
+OUTSIDER = Permit(-1)
+"""The permit of a request that proves nothing: of no generation, so whatever comes of it changes nothing."""
+
 FRESH = Permit(0)
 """The permit of a breaker that never moved: what a session has that never failed and so has no breaker yet."""
 
@@ -147,6 +151,11 @@ class Roster:
         """Sets how many breakers there are and which share of them must stay closed; 0: none."""
         self.size = size
         self.minimum = min_closed(size, min_closed_ratio)
+
+    @property
+    def missing(self) -> int:
+        """How many more would have to be closed; positive after the floor rose or endpoints left."""
+        return max(0, self.minimum - (self.size - len(self.not_closed)))
 
     def may_open(self) -> bool:
         """Whether one more may leave the closed state."""
@@ -278,6 +287,15 @@ class Breaker:
             return False
         return now >= self._until if self.state is _OPEN else self._slot_free(now)
 
+    def waited(self, now: float) -> bool:
+        """Whether it is open no longer by order or by its wait: some request may try, as a probe or beside one."""
+        return not self._held and (self.state is _HALF_OPEN or (self.state is _OPEN and now >= self._until))
+
+    @property
+    def failing(self) -> bool:
+        """Not closed, or closed only because the floor forbids it to open: failures have their explanation here."""
+        return self.state is not _CLOSED or self._consecutive >= self._rule.consecutive
+
     def probe_at(self, now: float) -> float:
         """When a probe may be had if nothing else happens: `now` at the earliest, infinity if never."""
         if self.state is _CLOSED or self._held:
@@ -308,6 +326,15 @@ class Breaker:
             Event.ORDERED_OPEN if held else Event.ORDERED_CLOSED, now, "operator", f"{action} by {by}", by
         )
         return transition if transition.old is not transition.new else None
+
+    def close_for_floor(self, now: float) -> Transition:
+        """Closes because too few are: others left, or the floor rose. The back-off is remembered."""
+        return self._move(Event.ORDERED_CLOSED, now, "floor", "too few endpoints were left in use", "")
+
+    @property
+    def held_open(self) -> bool:
+        """Open by an operator's order."""
+        return self._held
 
     def use_rule(self, rule: BreakerRule, now: float, *, lease_s: float) -> Transition | None:
         """Takes a new rule (policy reload): the state and its evidence stay, unless the mode is now `off`."""

@@ -228,6 +228,7 @@ class ServiceState:
             gone.breaker.forget()
         self.nodes = nodes
         self.roster.resize(len(nodes), breakers.node.min_closed_ratio)
+        moved.extend(self._restore_floor(now))
         if not same:
             moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())
             moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
@@ -253,6 +254,14 @@ class ServiceState:
                 self._pools.clear()
             self._pools[asked] = pool
         return pool
+
+    def _restore_floor(self, now: float) -> list[Transition]:
+        """Closes those that have been open longest until the floor holds again; an operator's order stands."""
+        open_ones = sorted(
+            (breaker for breaker in self.roster.not_closed.values() if not breaker.held_open),
+            key=lambda breaker: breaker.since,
+        )
+        return [breaker.close_for_floor(now) for breaker in open_ones[: self.roster.missing]]
 
     def overloaded(self, node: Node, retry_after_s: float | None, now: float) -> None:
         """Leaves a node that said it is full alone: for what it asked (None: the default), capped; the later wins."""

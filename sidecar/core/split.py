@@ -11,34 +11,46 @@ hash of session and version; Schindelhauer and Schomaker, SPAA 2005.)
    chosen as if it were not, so that the answer is the reason why it cannot serve.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 from math import log
 
 from sidecar.core.fleet import ServiceState, Session
-from sidecar.kernel.ids import SessionId, VersionName
+from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 
 
 def pick_version(
-    service: ServiceState, session: Session | None, now: float, chance: Callable[[], float]
+    service: ServiceState,
+    session: Session | None,
+    model: str,
+    tried: Collection[EndpointKey],
+    now: float,
+    chance: Callable[[], float],
 ) -> VersionName | None:
-    """The version to use; None where the policy splits nothing. `chance` is asked only without a session."""
+    """The version to use; None where the policy splits nothing. `chance` is asked only without a session.
+
+    A version is passed over while none of its nodes that have `model` may serve, or all were `tried` by this request.
+    """
     split = service.split
     if not split:
         return None
     if session is not None and session.version is not None:
         for version, _ in split:
-            if version == session.version and may_serve(service, version, now):
+            if version == session.version and may_serve(service, version, model, tried, now):
                 return version
     if len(split) == 1:
         return split[0][0]
-    serving = [entry for entry in split if may_serve(service, entry[0], now)] or list(split)
+    serving = [entry for entry in split if may_serve(service, entry[0], model, tried, now)] or list(split)
     return _by_chance(serving, chance) if session is None else rendezvous(serving, session.id)
 
 
-def may_serve(service: ServiceState, version: VersionName, now: float) -> bool:
-    """Whether some node of a version could take a request now."""
-    for node in service.pool("", version).nodes:
+def may_serve(
+    service: ServiceState, version: VersionName, model: str, tried: Collection[EndpointKey], now: float
+) -> bool:
+    """Whether some node of a version that has `model` and was not `tried` could take a request now."""
+    for node in service.pool(model, version).nodes:
+        if node.key in tried:
+            continue
         if node.overload_until <= now and (node.breaker.passes or node.breaker.can_probe(now)):
             return True
     return False

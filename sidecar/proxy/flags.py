@@ -3,7 +3,7 @@
 from types import MappingProxyType
 
 from sidecar.kernel.errors import Reason
-from sidecar.kernel.outcome import Ending
+from sidecar.kernel.outcome import DOCTRINE, Ending
 
 _BY_ENDING = MappingProxyType(
     {
@@ -34,8 +34,10 @@ _BY_REASON = MappingProxyType(
 )
 
 
-def flag_of(reason: Reason | None, ending: Ending | None) -> str:
-    """The flag; empty where all went well, or where the engine's own answer says it all."""
+def flag_of(reason: Reason | None, ending: Ending | None, attempts: int) -> str:
+    """The flag; empty where all went well, or where the engine's own answer to one attempt says it all."""
     if reason is not None and reason in _BY_REASON:
         return _BY_REASON[reason]
-    return _BY_ENDING.get(ending, "") if ending is not None else ""
+    if ending is None:
+        return ""
+    return _BY_ENDING.get(ending) or ("URX" if attempts > 1 and DOCTRINE[ending].resend else "")

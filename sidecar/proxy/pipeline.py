@@ -95,6 +95,7 @@ class Exchange:
         "_cut_reason",
         "_flow_state",
         "_lent",
+        "_node_failing",
         "_pipeline",
         "_reason",
         "_request",
@@ -120,6 +121,7 @@ class Exchange:
         self._reason: Reason | None = None
         self._cut_reason: Reason | None = None
         self._lent: Choice | None = None
+        self._node_failing = False
         self._status = 0
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
@@ -156,56 +158,72 @@ class Exchange:
                     return self._refuse(Reason.TOO_LARGE, f"the body exceeds {limit} bytes (limits.body_bytes)")
                 self._who = who = fleet.identifier.identify(request.headers, call.user)
                 # admit: the kind of request, and the session
-                request_breaker = service.request_breaker(_request_key(policy.breakers.request.key, request), now)
-                request_permit = request_breaker.acquire(now)
-                if isinstance(request_permit, Denied):
-                    return self._deny(Reason.REQUEST_OPEN, "requests of this kind keep failing", request_permit)
-                self._note(request_permit)
+                fallback = self._fallback_of(service)
+                key = _request_key(policy.breakers.request.key, request)
+                if key is not None:
+                    request_breaker = service.request_breaker(key, now)
+                    request_permit = request_breaker.acquire(now)
+                    if isinstance(request_permit, Permit):
+                        self._note(request_permit)
+                    elif fallback is None:
+                        return self._deny(Reason.REQUEST_OPEN, "requests of this kind keep failing", request_permit)
                 if who.session is not None:
                     self._session = service.session(who.session, now)
                     session_permit = service.admit_session(self._session, now)
-                    if isinstance(session_permit, Denied):
+                    if isinstance(session_permit, Permit):
+                        self._note(session_permit)
+                    elif fallback is None:
                         return self._deny(Reason.SESSION_OPEN, "this session's requests keep failing", session_permit)
-                    self._note(session_permit)
-            service.budget.request(now)
+                if fallback is not None and (isinstance(request_permit, Denied) or isinstance(session_permit, Denied)):
+                    return await self._serve(fallback, call, home=False)
             await self._serve(service, call)
         except SidecarError as error:
             self._refuse(error.reason, error.detail)
         finally:
             self._record(service, call, request_breaker, request_permit, session_permit)
 
-    async def _serve(self, service: ServiceState, call: Call | None) -> None:
-        """Pick a version and a node, try, judge; again while that is allowed."""
+    async def _serve(self, service: ServiceState, call: Call | None, *, home: bool = True) -> None:
+        """Pick a version and a node, try, judge; again while that is allowed. Not `home`: this is the fallback."""
         pipeline = self._pipeline
         chance = pipeline.fleet.chance
         model = call.model if call is not None else ""
-        session = self._session
+        session = self._session if home else None
+        self._binds = home
+        fallback = self._fallback_of(service) if home else None
         tried: list[EndpointKey] = []
         deaf: list[EndpointKey] = []
-        now = self.started_at
+        now = pipeline.clock()
+        service.budget.request(now)
         while True:
-            version = pick_version(service, session, now, chance)
+            version = pick_version(service, session, model, tried, now, chance)
             choice = pick(service, session, version, model, tried, now, chance, may_probe=call is not None)
-            if isinstance(choice, Unavailable) and len(tried) > len(deaf):
-                choice = pick(service, session, version, model, deaf, now, chance, may_probe=call is not None)
             if isinstance(choice, Unavailable):
-                fallback = pipeline.fleet.services.get(ServiceName(service.policy.fallback))
-                if fallback is not None and self._binds:
-                    service, session = fallback, None
-                    self._binds = False
-                    continue
-                return self._give_up(choice, now)
+                if fallback is not None:
+                    return await self._serve(fallback, call, home=False)
+                if len(tried) > len(deaf):
+                    choice = pick(service, session, version, model, deaf, now, chance, may_probe=call is not None)
+                if isinstance(choice, Unavailable):
+                    return self._give_up(choice, now)
             attempt = await self._try(service, choice, call)
             ending = attempt.ending
             assert ending is not None
             now = pipeline.clock()
             self._judge(service, choice, attempt, ending, now)
-            if attempt.committed or not self._may_resend(attempt, ending, service, now):
+            if attempt.committed or not self._resendable(ending, now):
+                return self._finish(attempt, ending)
+            allowed = service.policy.retry.attempts
+            if self._attempts >= allowed or not service.budget.take(now):
+                if fallback is not None and allowed > 1:
+                    return await self._serve(fallback, call, home=False)
                 return self._finish(attempt, ending)
             key = choice.node.key
             tried.append(key)
             if ending in _STILL_DEAF:
                 deaf.append(key)
+
+    def _fallback_of(self, service: ServiceState) -> ServiceState | None:
+        fallback = self._pipeline.fleet.services.get(ServiceName(service.policy.fallback))
+        return None if fallback is service else fallback
 
     async def _try(self, service: ServiceState, choice: Choice, call: Call | None) -> Attempt:
         """Forward, and wait for the attempt to end: the one place where a request waits."""
@@ -239,12 +257,14 @@ class Exchange:
         node.in_flight -= 1
         self._lent = None
         result = DOCTRINE[ending].node
-        if attempt.call is None and attempt.head is not None:
-            # Engines that hang answer health checks and model lists; and a page that fails is no engine that does.
+        if attempt.call is None:
+            # Engines that hang answer health checks and model lists; and failures that no success of the same kind
+            # could ever outweigh must not add up.
             result = Result.IGNORED
         if result is Result.OVERLOADED:
             service.overloaded(node, attempt.retry_after_s(pipeline.now_wall()), now)
         self._transition(node.breaker.record(choice.permit, result, now, ending))
+        self._node_failing = node.breaker.failing
         reader = attempt.reader
         pipeline.recorder.attempt(
             AttemptRecord(
@@ -261,12 +281,10 @@ class Exchange:
             )
         )
 
-    def _may_resend(self, attempt: Attempt, ending: Ending, service: ServiceState, now: float) -> bool:
-        if not DOCTRINE[ending].resend or self._attempts >= service.policy.retry.attempts or now >= self._total_at:
+    def _resendable(self, ending: Ending, now: float) -> bool:
+        if not DOCTRINE[ending].resend or now >= self._total_at:
             return False
-        if not self._request.resendable and ending is not Ending.CONNECT_FAILED:
-            return False
-        return service.budget.take(now)
+        return self._request.resendable or ending is Ending.CONNECT_FAILED
 
     def _finish(self, attempt: Attempt, ending: Ending) -> None:
         """Give the client the end it is owed."""
@@ -343,8 +361,15 @@ class Exchange:
         ending = attempt.ending if attempt is not None else None
         verdict = DOCTRINE[ending] if ending is not None else None
         if isinstance(request_permit, Permit) and request_breaker is not None:
-            # An overloaded fleet is not a kind of request that fails.
-            result = verdict.node if verdict is not None else Result.IGNORED
+            # A kind of request fails where its endpoint serves others; what could not even connect, or met an endpoint
+            # that fails anyway, says nothing about its kind.
+            result = Result.IGNORED
+            if (
+                verdict is not None
+                and verdict.node is verdict.session
+                and not (verdict.node is Result.FAILURE and self._node_failing)
+            ):
+                result = verdict.node
             why = ending if ending is not None else ""
             self._transition(request_breaker.record(request_permit, result, now, why))
         if isinstance(session_permit, Permit) and service is not None and session is not None:
@@ -376,7 +401,7 @@ class Exchange:
             session=self._who.session or "",
             status=status or 499,
             reason=reason,
-            flag=flag_of(reason, ending),
+            flag=flag_of(reason, ending, self._attempts),
             result=_request_result(ending, reason, status),
             stream=reader is not None,
             attempts=self._attempts,
@@ -503,14 +528,15 @@ def _until_resumed() -> Generator[None, None, None]:
     yield
 
 
-def _request_key(rule: str, request: Request) -> str:
+def _request_key(rule: str, request: Request) -> str | None:
+    """What kind of request this is; None where the rule's header is absent: of no kind that could fail."""
     if rule == "route":
         return _ROUTES[request.path]
     wanted = rule.removeprefix("header:").lower().encode()
     for name, value in request.headers:
         if name == wanted:
-            return value[:128].decode("latin-1")
-    return ""
+            return value[:128].decode("latin-1") or None
+    return None
 
 
 def _request_result(ending: Ending | None, reason: Reason | None, status: int) -> Result:

@@ -35,6 +35,8 @@ def test_loopback(address: str, expected: bool) -> None:
         pytest.param(LOCAL, False, True, id="loopback"),
         pytest.param(("::1", 40000, 0, 0), False, True, id="IPv6 loopback"),
         pytest.param(("::ffff:127.0.0.1", 40000, 0, 0), False, True, id="dual-stack socket"),
+        pytest.param(("127.0.0.6", 40000), False, False, id="the mesh's proxy handing on"),
+        pytest.param(("::ffff:127.0.0.6", 1, 0, 0), False, False, id="the mesh's proxy, dual-stack"),
         pytest.param(REMOTE, False, False, id="another machine"),
         pytest.param(("fe80::1%eth0", 1, 0, 2), False, False, id="neighbour"),
         pytest.param("", True, True, id="unix socket"),
@@ -44,7 +46,7 @@ def test_loopback(address: str, expected: bool) -> None:
     ],
 )
 def test_only_this_machine_may(peer: object, unix: bool, allowed: bool) -> None:
-    assert why_not(peer, unix, None, HERE) == ("" if allowed else "only from this machine")
+    assert why_not(peer, unix, False, None, HERE) == ("" if allowed else "only from this machine")
 
 
 @pytest.mark.parametrize(
@@ -68,13 +70,18 @@ def test_only_this_machine_may(peer: object, unix: bool, allowed: bool) -> None:
 )
 @pytest.mark.parametrize(("peer", "unix"), [(LOCAL, False), ("", True)], ids=["loopback", "unix"])
 def test_no_foreign_page_may(peer: object, unix: bool, origin: str | None, asked: str, allowed: bool) -> None:
-    assert why_not(peer, unix, origin, asked) == ("" if allowed else "not from a web page")
+    assert why_not(peer, unix, False, origin, asked) == ("" if allowed else "not from a web page")
 
 
 def test_remote_is_refused_whatever_it_claims() -> None:
-    assert why_not(REMOTE, False, HERE, HERE) == "only from this machine"
+    assert why_not(REMOTE, False, False, HERE, HERE) == "only from this machine"
 
 
 @pytest.mark.parametrize("url", ["http://localhost", "http://LOCALHOST:1", "http://127.0.0.1", "http://[::1]:9401"])
 def test_names_of_this_machine(url: str) -> None:
     assert names_this_machine(url)
+
+
+@pytest.mark.parametrize(("peer", "unix"), [(LOCAL, False), ("", True)], ids=["loopback", "unix"])
+def test_what_a_proxy_handed_on_is_refused(peer: object, unix: bool) -> None:
+    assert "not through a proxy" in why_not(peer, unix, True, None, HERE)

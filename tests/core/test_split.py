@@ -41,13 +41,13 @@ def fleet_of(**parts: float) -> tuple[Fleet, ServiceState]:
 
 
 def of_sessions(service: ServiceState) -> dict[SessionId, VersionName | None]:
-    return {name: pick_version(service, service.session(name, 0.0), 0.0, lambda: 0.5) for name in SESSIONS}
+    return {name: pick_version(service, service.session(name, 0.0), "", (), 0.0, lambda: 0.5) for name in SESSIONS}
 
 
 def test_no_split_is_any_version() -> None:
     fleet, service = fleet_of()
-    assert pick_version(service, None, 0.0, fleet.chance) is None
-    assert pick_version(service, service.session(SESSIONS[0], 0.0), 0.0, fleet.chance) is None
+    assert pick_version(service, None, "", (), 0.0, fleet.chance) is None
+    assert pick_version(service, service.session(SESSIONS[0], 0.0), "", (), 0.0, fleet.chance) is None
 
 
 def test_a_known_session_has_the_same_version_on_every_sidecar() -> None:
@@ -95,14 +95,14 @@ def test_only_the_ratio_of_parts_matters() -> None:
 @pytest.mark.parametrize("share", [0, 10, 50, 100])
 def test_without_a_session_chance_decides(share: int) -> None:
     fleet, service = fleet_of(v1=100.0 - share, v2=float(share))
-    found = Counter(pick_version(service, None, 0.0, fleet.chance) for _ in range(2000))
+    found = Counter(pick_version(service, None, "", (), 0.0, fleet.chance) for _ in range(2000))
     assert found[V2] / 2000 == pytest.approx(share / 100, abs=0.04)
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.5, 0.999999999999999])
 def test_chance_at_its_ends_gives_a_version_that_has_a_part(luck: float) -> None:
     _, service = fleet_of(v1=0.0, v2=1.0, v3=1e-9)
-    assert pick_version(service, None, 0.0, lambda: luck) in (V2, V3)
+    assert pick_version(service, None, "", (), 0.0, lambda: luck) in (V2, V3)
 
 
 def bound_to(fleet: Fleet, service: ServiceState, name: SessionId, version: VersionName) -> None:
@@ -117,7 +117,7 @@ def test_a_bound_session_stays_while_its_version_has_a_part() -> None:
         bound_to(fleet, service, name, V2)
     fleet.apply(snapshot_of(policy(v1=999.0, v2=1.0)), 1.0)
     for name in SESSIONS[:100]:
-        assert pick_version(service, service.session(name, 1.0), 1.0, fleet.chance) == V2
+        assert pick_version(service, service.session(name, 1.0), "", (), 1.0, fleet.chance) == V2
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_an_aborted_canary_is_never_used_whatever_a_session_remembers(parts: dic
         bound_to(fleet, service, name, V2)
     fleet.apply(snapshot_of(policy(**parts)), 1.0)
     for session in [*(service.session(name, 1.0) for name in SESSIONS[:100]), None]:
-        version = pick_version(service, session, 1.0, fleet.chance)
+        version = pick_version(service, session, "", (), 1.0, fleet.chance)
         assert version in (V1, V3)
         choice = chosen(pick(service, session, version, "m", (), 1.0, fleet.chance))
         assert choice.node.version == version
@@ -149,7 +149,7 @@ def test_a_version_that_cannot_serve_is_passed_over_and_gets_its_probe() -> None
             trip(node.breaker, 0.0)
     assert set(of_sessions(service).values()) == {V1}
     session = service.session(on_v2[0], 10.0)
-    assert pick_version(service, session, 10.0, fleet.chance) == V2
+    assert pick_version(service, session, "", (), 10.0, fleet.chance) == V2
     assert chosen(pick(service, session, V2, "m", (), 10.0, fleet.chance)).permit.probe
 
 
