@@ -147,6 +147,19 @@ async def failure(*flags: str, **environ: str) -> tuple[int, str]:
     return code, running.output
 
 
+async def test_the_sigterm_after_the_admins_drain_cuts_nobody() -> None:
+    # What every pod does: preStop asks for the drain, then the kubelet sends SIGTERM.
+    async with behind("--settle", "0", "--drain", "30s", token_gap_s=0.1) as proxy, connect(proxy.port) as client:
+        await client.send(ask())
+        await client.seen(b"t0 ")
+        asked = request(b"/drain", method=b"POST", headers=[b"Content-Length: 0", b"Connection: close"])
+        assert (await once(proxy.admin, asked)).status == 202
+        proxy.process.send(signal.SIGTERM)
+        answer = await client.response()
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert await proxy.process.ended() == 0
+
+
 async def test_a_port_in_use_is_one_clear_line_and_exit_code_1() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

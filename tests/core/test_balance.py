@@ -753,3 +753,35 @@ def test_breakers_of_the_policy_reach_the_nodes() -> None:
             if isinstance(permit, Permit):
                 bench.node(number).breaker.record(permit, F, 0.0, "x")
     assert [bench.node(n).breaker.state for n in (1, 2)] == [State.OPEN, State.CLOSED]
+
+
+# --- what is no inference -------------------------------------------------------------------------------------------
+
+
+def other(bench: Bench, now: float) -> Choice | Unavailable:
+    return pick(bench.service, None, None, "", (), now, bench.fleet.chance, may_probe=False)
+
+
+def test_what_proves_nothing_leaves_the_probes_place_to_others() -> None:
+    bench = Bench(service_of(2))
+    trip(bench.node(1).breaker, 0.0)
+    waited = RULE.open_s + 1.0
+    assert {chosen(other(bench, waited)).node.key for _ in range(20)} == {key(2)}
+    assert bench.node(1).breaker.state is State.OPEN
+    assert chosen(bench.pick(waited)).node.key == key(1)
+
+
+def test_what_proves_nothing_goes_beside_the_probes_when_nobody_else_is_left() -> None:
+    bench = Bench(service_of(1))
+    breaker = bench.node(1).breaker
+    trip(breaker, 0.0)
+    assert refused(other(bench, 0.1)).reason is Reason.BREAKER_OPEN
+    waited = RULE.open_s + 1.0
+    choice = chosen(other(bench, waited))
+    assert not choice.permit.probe and breaker.can_probe(waited)
+    assert breaker.record(choice.permit, F, waited, "x") is None
+    probe = chosen(bench.pick(waited))
+    assert probe.permit.probe
+    assert chosen(other(bench, waited)).node.key == key(1), "while the probe is out"
+    breaker.force("open", waited, "somebody")
+    assert refused(other(bench, waited)).reason is Reason.BREAKER_OPEN

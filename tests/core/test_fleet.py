@@ -497,3 +497,33 @@ def test_an_order_on_an_endpoint_holds_in_every_service_that_has_it() -> None:
     fleet, _ = fleet_of(named("a", "a"), named("b", "b"))
     moved = fleet.override(Scope.NODE, "h:80", "open", 0.0, "ann")
     assert moved is not None and [t.service for t in moved] == ["a", "b"]
+
+
+# --- the floor after a reload ---------------------------------------------------------------------------------------
+
+
+def floored(count: int, ratio: float) -> Service:
+    rule = msgspec.structs.replace(RULE, min_closed_ratio=ratio)
+    return msgspec.structs.replace(service_of(count), breakers=Breakers(node=rule))
+
+
+def test_a_floor_that_endpoints_left_is_restored_by_those_open_longest() -> None:
+    fleet, service = fleet_of(floored(3, 0.34))
+    first, second, _ = service.nodes.values()
+    trip(first.breaker, 1.0)
+    trip(second.breaker, 2.0)
+    moved = fleet.apply(
+        snapshot_of(msgspec.structs.replace(service.policy, endpoints=service.policy.endpoints[:2])), 3.0
+    )
+    assert [(each.key, each.why) for each in moved] == [(first.key, "floor")]
+    assert (first.breaker.state, second.breaker.state) == (State.CLOSED, State.OPEN)
+
+
+def test_a_floor_that_rose_is_met_and_an_operators_order_stands() -> None:
+    fleet, service = fleet_of(floored(3, 0.0))
+    nodes = list(service.nodes.values())
+    for at, node in enumerate(nodes, 1):
+        trip(node.breaker, float(at))
+    nodes[0].breaker.force("open", 4.0, "somebody")
+    fleet.apply(snapshot_of(floored(3, 0.9)), 5.0)
+    assert [node.breaker.state for node in nodes] == [State.OPEN, State.CLOSED, State.CLOSED]

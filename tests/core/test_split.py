@@ -176,3 +176,25 @@ def test_when_no_version_can_serve_one_is_chosen_all_the_same() -> None:
     for node in service.nodes.values():
         node.draining = True
     assert set(of_sessions(service).values()) == {V1, V2}
+
+
+def test_a_version_without_the_model_is_passed_over() -> None:
+    fleet = Fleet(random.Random(1).random)
+    has = Endpoint(url="http://a:80", models=("base", "lora"))
+    lacks = Endpoint(url="http://b:80", version="v2", models=("base",))
+    fleet.apply(snapshot_of(Service(name="chat", endpoints=(has, lacks), split={"v1": 1, "v2": 99})), 0.0)
+    service = fleet.service_for("lora")
+    assert service is not None
+    assert {pick_version(service, None, "lora", (), 0.0, fleet.chance) for _ in range(50)} == {V1}
+    assert {pick_version(service, service.session(name, 0.0), "lora", (), 0.0, fleet.chance) for name in SESSIONS} == {
+        V1
+    }
+
+
+def test_a_version_whose_nodes_were_all_tried_is_passed_over() -> None:
+    fleet, service = fleet_of(v1=50, v2=50)
+    tried = [node.key for node in service.nodes.values() if node.version == V1]
+    session = service.session(SESSIONS[0], 0.0)
+    session.version = V1
+    assert pick_version(service, session, "m", tried[:1], 0.0, fleet.chance) == V1
+    assert pick_version(service, session, "m", tried, 0.0, fleet.chance) == V2

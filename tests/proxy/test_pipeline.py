@@ -462,8 +462,9 @@ def test_an_overloaded_endpoint_is_left_alone_as_long_as_it_asked() -> None:
 # --- fallback ---------------------------------------------------------------------------------------------------------
 
 
-def with_fallback() -> Bench:
-    first = service(1, name="big", fallback="small", breakers=node_breaker(1))
+def with_fallback(attempts: int = 1) -> Bench:
+    retry = Retry(attempts=attempts, budget_min=100)
+    first = service(1, name="big", fallback="small", breakers=node_breaker(1), retry=retry)
     second = msgspec.structs.replace(
         service(1, name="small", models=()), endpoints=endpoints(2)[1:], breakers=node_breaker(1)
     )
@@ -492,12 +493,13 @@ def test_a_fallback_that_cannot_serve_either_says_why() -> None:
     assert client.refusal is not None and client.refusal.reason is Reason.BREAKER_OPEN
 
 
-def test_what_failed_here_gets_its_turn_at_the_fallback() -> None:
-    bench = with_fallback()
+@pytest.mark.parametrize(("attempts", "asked"), [(1, ["e1:80"]), (2, ["e1:80", "e2:80"])], ids=["no retry", "retry"])
+def test_what_failed_here_goes_to_the_fallback_if_it_may_be_sent_again(attempts: int, asked: list[str]) -> None:
+    bench = with_fallback(attempts)
     bench.connector.on_open = fails
     client = bench.begin()
     assert client.head is not None and client.head.status == 500
-    assert [record.endpoint for record in bench.recorder.attempts] == ["e1:80", "e2:80"]
+    assert [record.endpoint for record in bench.recorder.attempts] == asked
 
 
 # --- cut streams ------------------------------------------------------------------------------------------------------
