@@ -62,16 +62,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
-    run = _add(verbs, "run", _run, "relay traffic to engines")
+    run = _add(
+        verbs,
+        "run",
+        _run,
+        "relay traffic to engines",
+        "sidecar run --upstream http://127.0.0.1:8000",
+        "sidecar run --policy /etc/sidecar/policies --listen :9400 --admin :9401 --log-format json",
+        "sidecar run --upstream unix:///run/vllm.sock --tls-cert tls.crt --tls-key tls.key",
+    )
     add_arguments(run)
 
-    demo = _add(verbs, "demo", _demo, "a sidecar and three simulated engines, ready to be called")
+    demo = _add(
+        verbs,
+        "demo",
+        _demo,
+        "a sidecar and three simulated engines, ready to be called",
+        "sidecar demo",
+        "sidecar demo --fault stall",
+    )
     demo.add_argument(
         "--fault", metavar="KIND", help="let one engine fail, such as stall: see a breaker open and close"
     )
     add_arguments(demo)
 
-    validate = _add(verbs, "validate", _validate, "check policy files; tell every error")
+    validate = _add(
+        verbs,
+        "validate",
+        _validate,
+        "check policy files; tell every error",
+        "sidecar validate policies/",
+        "sidecar validate chat.yaml --json",
+    )
     validate.add_argument("path", metavar="FILE|DIR")
     validate.add_argument("--json", action="store_true", help="print JSON")
 
@@ -79,13 +101,27 @@ def _parser() -> argparse.ArgumentParser:
 
     breakers = verbs.add_parser("breakers", help="the breakers of a running sidecar", allow_abbrev=False)
     actions = breakers.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add_query(actions, "list", "breakers", "every breaker and its state")
+    _add_query(
+        actions,
+        "list",
+        "breakers",
+        "every breaker and its state",
+        "sidecar breakers list",
+        "sidecar breakers list --json --admin unix:///run/sidecar.sock",
+    )
     for action, words in (
         ("open", "refuse traffic from now on"),
         ("close", "let traffic flow again"),
         ("reset", "forget everything that was counted"),
     ):
-        order = _add_query(actions, action, "override", words)
+        order = _add_query(
+            actions,
+            action,
+            "override",
+            words,
+            f"sidecar breakers {action} node 127.0.0.1:8000",
+            f"sidecar breakers {action} request 'POST /v1/chat/completions'",
+        )
         order.set_defaults(action=action)
         order.add_argument("scope", choices=("request", "session", "node"))
         order.add_argument("key", metavar="KEY", help="as `breakers list` shows it: host:port, a session's id, ...")
@@ -100,17 +136,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, verb: Verb, words: str
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, verb: Verb, words: str, *examples: str
 ) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.", allow_abbrev=False)
+    parser = verbs.add_parser(
+        name,
+        help=words,
+        description=f"{words[0].upper()}{words[1:]}.",
+        epilog="\n".join(("examples:", *(f"  {example}" for example in examples))) if examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.set_defaults(verb=verb)
     return parser
 
 
 def _add_query(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, query: str, words: str
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, query: str, words: str, *examples: str
 ) -> argparse.ArgumentParser:
-    parser = _add(verbs, name, _ask, words)
+    parser = _add(verbs, name, _ask, words, *examples)
     parser.set_defaults(query=query)
     parser.add_argument("--admin", metavar="HOST:PORT", help="the sidecar's admin address, or unix:///path")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -129,6 +172,8 @@ def _demo(arguments: argparse.Namespace) -> int:
     from sidecar import demonstration
     from sidecar.demo.script import Kind
 
+    if settings.policy is not None or settings.upstreams:
+        raise UsageError("the demo has engines and a policy of its own: leave out --policy and --upstream")
     if arguments.fault is not None and arguments.fault not in set(Kind):
         raise UsageError(f'--fault: "{arguments.fault}" is not one of {", ".join(Kind)}')
     return demonstration.demo(settings, arguments.fault)

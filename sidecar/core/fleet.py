@@ -406,14 +406,6 @@ class Fleet:
             self._by_model[model] = found
         return found
 
-    def session(self, service: ServiceState, session: SessionId, now: float) -> Session:
-        """The session's record in a service."""
-        return service.session(session, now)
-
-    def request_breaker(self, service: ServiceState, key: str, now: float) -> Breaker:
-        """The breaker of a kind of request in a service."""
-        return service.request_breaker(key, now)
-
     def views(self, now: float) -> list[BreakerView]:
         """Every breaker worth showing: all nodes', and those of sessions and requests that ever moved."""
         return [

@@ -284,11 +284,7 @@ class _Get:
 
     def _open(self, *, fresh: bool) -> None:
         node = self._node
-        try:
-            self._connector.open(node.key, node.endpoint, self._timeout_s, self, fresh=fresh)
-        except OSError:
-            # The file of authorities cannot be read. The deadline says so in time, and not from within `start`.
-            return
+        self._connector.open(node.key, node.endpoint, self._timeout_s, self, fresh=fresh)
 
     # What the pool and the link call.
 

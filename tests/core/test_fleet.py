@@ -356,26 +356,26 @@ def test_a_poisonous_session_is_refused_alone_probes_once_and_closes_again() -> 
 
 def test_sessions_are_bounded_and_the_least_used_go_first() -> None:
     """T27: 100k ids in a minute."""
-    fleet, service = fleet_of(with_sessions())
-    kept = fleet.session(service, S1, 0.0)
+    _, service = fleet_of(with_sessions())
+    kept = service.session(S1, 0.0)
     for number in range(5000):
-        made = fleet.session(service, SessionId(f"n{number}"), number / 100)
+        made = service.session(SessionId(f"n{number}"), number / 100)
         end(service, made, F, number / 100)
-        assert fleet.session(service, S1, number / 100) is kept
+        assert service.session(S1, number / 100) is kept
         assert len(service.sessions) <= 100
         assert len(service._session_breakers) <= 100
     assert SessionId("n0") not in service.sessions and SessionId("n4999") in service.sessions
 
 
 def test_idle_sessions_are_forgotten() -> None:
-    fleet, service = fleet_of(with_sessions())
-    old = [fleet.session(service, SessionId(f"old{number}"), 0.0) for number in range(50)]
+    _, service = fleet_of(with_sessions())
+    old = [service.session(SessionId(f"old{number}"), 0.0) for number in range(50)]
     end(service, old[0], F, 0.0)
     for number in range(25):
-        fleet.session(service, SessionId(f"new{number}"), 601.0)
+        service.session(SessionId(f"new{number}"), 601.0)
     assert len(service.sessions) == 25
     assert not service._session_breakers
-    assert fleet.session(service, old[0].id, 601.0) is not old[0]
+    assert service.session(old[0].id, 601.0) is not old[0]
 
 
 def test_results_of_forgotten_sessions_leave_nothing_behind() -> None:
@@ -428,18 +428,18 @@ def test_the_same_session_in_two_services_is_two_sessions() -> None:
     fleet, a = fleet_of(named("a", "a"), named("b", "b"))
     b = fleet.service_for("b")
     assert b is not None
-    assert fleet.session(a, S1, 0.0) is not fleet.session(b, S1, 0.0)
+    assert a.session(S1, 0.0) is not b.session(S1, 0.0)
 
 
 # --- kinds of request -----------------------------------------------------------------------------------------------
 
 
 def test_kinds_of_request_are_bounded_and_the_least_used_go_first() -> None:
-    fleet, service = fleet_of(service_of(1))
-    kept = fleet.request_breaker(service, "POST /kept", 0.0)
+    _, service = fleet_of(service_of(1))
+    kept = service.request_breaker("POST /kept", 0.0)
     for number in range(3 * MAX_REQUEST_BREAKERS):
-        fleet.request_breaker(service, f"POST /{number}", 0.0)
-        assert fleet.request_breaker(service, "POST /kept", 0.0) is kept
+        service.request_breaker(f"POST /{number}", 0.0)
+        assert service.request_breaker("POST /kept", 0.0) is kept
     assert len(service.request_breakers) == MAX_REQUEST_BREAKERS
 
 

@@ -110,14 +110,11 @@ class FakePool:
     def __init__(self) -> None:
         self.slow = False
         self.reuses = False
-        self.error: OSError | None = None
         self.links: list[FakeLink] = []
         self.fresh: list[bool] = []
         self.connecting: list[tuple[Sink, float]] = []
 
     def open(self, key: EndpointKey, endpoint: Endpoint, connect_s: float, sink: Sink, *, fresh: bool = False) -> None:
-        if self.error is not None:
-            raise self.error
         self.fresh.append(fresh)
         if self.slow:
             self.connecting.append((sink, connect_s))
@@ -459,16 +456,6 @@ def test_connect_without_an_end_is_given_up() -> None:
     bench.until_asked()
     bench.clock.advance(POLLED.timeout_s + 2 * SLOT_S)
     assert (bench.pool.connecting, bench.node().healthy) == ([], False)
-
-
-def test_authorities_that_cannot_be_read_are_a_failure_of_that_node_only() -> None:
-    bench = Bench(plan(2))
-    bench.pool.error = FileNotFoundError("ca.pem")
-    bench.clock.advance(0.5 * POLLED.interval_s + POLLED.timeout_s + 3 * SLOT_S)
-    assert not bench.node(1).healthy and not bench.node(2).healthy
-    bench.pool.error = None
-    bench.poll(waiting=7)
-    assert (bench.node(1).waiting, bench.node(2).waiting) == (7, 7)
 
 
 # --- policies come and go -------------------------------------------------------------------------------------------
