@@ -179,6 +179,8 @@ class Exchange:
             await self._serve(service, call)
         except SidecarError as error:
             self._refuse(error.reason, error.detail)
+        except Exception as exc:  # noqa: BLE001 - here a request begins: its crash is its own
+            self._crashed(exc)
         finally:
             self._record(service, call, request_breaker, request_permit, session_permit)
 
@@ -343,6 +345,16 @@ class Exchange:
         extra = b"x-sidecar-attempts: %d\r\n" % self._attempts if self._attempts else b""
         self._client.refuse(Refusal(reason, message, wait_s, param), self._request_id, extra)
 
+    def _crashed(self, exc: Exception) -> None:
+        self._pipeline.on_crash(exc)
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.stop(Ending.ABANDONED)
+        if self._status or (attempt is not None and attempt.committed):
+            self._client.cut()
+        else:
+            self._refuse(Reason.INTERNAL, "this sidecar failed; its log says how")
+
     def _record(
         self,
         service: ServiceState | None,
@@ -436,15 +448,9 @@ class Exchange:
             self._flow_state.send(None)
         except StopIteration:
             pass
-        except Exception as exc:  # noqa: BLE001 - here a request begins: its crash is its own
+        except Exception as exc:  # noqa: BLE001 - not even its end could be recorded
             self._pipeline.on_crash(exc)
-            attempt = self._attempt
-            if attempt is not None:
-                attempt.stop(Ending.ABANDONED)
-            if self._status or (attempt is not None and attempt.committed):
-                self._client.cut()
-            else:
-                self._refuse(Reason.INTERNAL, "this sidecar failed; its log says how")
+            self._client.cut()
         else:
             return
         # The attempt and we know each other: without this only the garbage collector could part us.
