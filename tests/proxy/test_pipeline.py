@@ -922,6 +922,9 @@ def test_a_crash_of_ours_breaks_its_own_request_alone(where: str, monkeypatch: p
     assert [str(each) for each in bench.crashes] == ["a bug"]
     told = client.refusal is not None and client.refusal.reason is Reason.INTERNAL
     assert (client.is_cut or told) and client.done == 1
+    if told and bench.recorder.requests:
+        record = bench.recorder.requests[-1]
+        assert (record.status, record.reason) == (500, Reason.INTERNAL)
     assert bench.held() == []
     bench.connector.on_open = serves
     assert bench.begin().ended
