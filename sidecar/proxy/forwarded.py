@@ -7,8 +7,8 @@ from sidecar.wire.headers import STANDARD_TOKENS, without_named
 def engine_head(request: Request, request_id: bytes, peer: str, scheme: bytes, host: str) -> bytes:
     """The head that goes to an engine: what the client wrote, less what ends here, plus who forwarded it.
 
-    `host` stands in where an HTTP/1.0 client sent none; `peer` is empty for clients of a unix socket. Built once per
-    request: every attempt sends the same.
+    `host` stands in where an HTTP/1.0 client sent none; `peer` is empty for clients of a unix socket. Every
+    attempt of a request sends the same.
     """
     lines = request.lines
     if request.named and not STANDARD_TOKENS.issuperset(request.named):

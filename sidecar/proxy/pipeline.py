@@ -372,6 +372,7 @@ class Exchange:
             self._transition(self._lent.node.breaker.record(self._lent.permit, Result.IGNORED, now))
         ending = attempt.ending if attempt is not None else None
         verdict = DOCTRINE[ending] if ending is not None else None
+        why = ending if ending is not None else ""
         if isinstance(request_permit, Permit) and request_breaker is not None:
             # A kind of request fails where its endpoint serves others; what could not even connect, or met an endpoint
             # that fails anyway, says nothing about its kind.
@@ -382,11 +383,9 @@ class Exchange:
                 and not (verdict.node is Result.FAILURE and self._node_failing)
             ):
                 result = verdict.node
-            why = ending if ending is not None else ""
             self._transition(request_breaker.record(request_permit, result, now, why))
         if isinstance(session_permit, Permit) and service is not None and session is not None:
             result = verdict.session if verdict is not None else Result.IGNORED
-            why = ending if ending is not None else ""
             self._transition(service.record_session(session, session_permit, result, now, why))
         pipeline.recorder.request(self._request_record(service, call, ending, now))
 
