@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format schema test-engines bench bench-path bench-relay clean
+.PHONY: help setup run test lint format schema test-engines bench bench-path bench-relay bench-growth bench-micro clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,14 @@ bench-path: setup  ## the request path's cost without sockets
 
 bench-relay: setup  ## CPU per request and per chunk against a plain pass-through; see BENCH, such as BENCH="--envoy PATH"
 	$(BIN)/python -m bench.relay_cost $(BENCH)
+
+bench-growth: setup  ## cost per request by number of endpoints, sessions, services; memory per session; see GROWTH, such as GROWTH=--json
+	$(BIN)/python -m bench.sessions
+	$(BIN)/python -m bench.growth $(GROWTH)
+
+# The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
+bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json
+	$(BIN)/pytest bench/micro --benchmark-timer=time.process_time --benchmark-disable-gc --benchmark-quiet $(MICRO)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

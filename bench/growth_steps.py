@@ -1,0 +1,146 @@
+"""What happens beside requests, in steps of the event loop: pages over large fleets, and a reload.
+
+A page is driven as the loop drives it, and each stretch between two waits is timed by itself.
+"""
+
+import gc
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import uvloop
+
+from bench.growth_cases import Path, service, session_names
+from sidecar.admin import views
+from sidecar.admin.app import SLICE
+from sidecar.admin.facts import Phase
+from sidecar.core.fleet import Fleet
+from sidecar.policy.schema import Snapshot
+from sidecar.policy.store import PolicyStore
+from sidecar.proxy.ports import Recorder
+
+SESSIONS = 100_000
+ENDPOINTS = 10_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """`build` gives a path of `size`; `page` is what then takes time. A reload is not `bounded`: it is rare."""
+
+    name: str
+    size: int
+    build: Callable[[int], Path]
+    page: Callable[[Path], Awaitable[object]]
+    bounded: bool = True
+
+
+class FactsOf:
+    """The admin pages' `Facts` of a path."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.fleet: Fleet = path.fleet
+        self.store = PolicyStore(Snapshot(version=1, services=tuple(s.policy for s in path.fleet.services.values())))
+        self.recorder: Recorder = path.witness
+        self.phase = Phase.SERVING
+
+    def now(self) -> float:
+        return self._path.now()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def drain(self) -> None:
+        raise RuntimeError("nobody drains here")
+
+    async def exposition(self) -> tuple[bytes, str]:
+        return await self._path.metrics.render()
+
+
+def longest_ms(step: Step, rounds: int) -> list[float]:
+    """The longest stretch of each of `rounds` runs, ms of CPU."""
+
+    async def run() -> list[float]:
+        path = step.build(step.size)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 50)
+        return [_longest_ms(step.page(path)) for _ in range(rounds)]
+
+    return uvloop.run(run())
+
+
+def _longest_ms(page: Awaitable[object]) -> float:
+    coroutine: Coroutine[Any, Any, object] = _as_coroutine(page)
+    longest = 0.0
+    while True:
+        began = time.process_time()
+        try:
+            waits_for = coroutine.send(None)
+        except StopIteration:
+            waits_for = coroutine
+        longest = max(longest, time.process_time() - began)
+        if waits_for is not None:
+            # Its end, or a wait for another thread, which is not the loop's time.
+            coroutine.close()
+            return longest * 1e3
+
+
+async def _as_coroutine(page: Awaitable[object]) -> object:
+    return await page
+
+
+async def _breakers(path: Path) -> None:
+    # As the page does it.
+    lines = views.breakers(FactsOf(path))
+    while some := list(islice(lines, SLICE)):
+        views.encode(some)
+        await _turn()
+
+
+async def _scrape(path: Path) -> None:
+    path.metrics.watch_fleet(path.fleet, path.now)
+    await path.metrics.render()
+
+
+async def _health(path: Path) -> None:
+    views.encode(views.health(FactsOf(path)))
+
+
+async def _routes(path: Path) -> None:
+    views.encode(views.routes(FactsOf(path)))
+
+
+async def _reload(path: Path) -> None:
+    policies = tuple(each.policy for each in path.fleet.services.values())
+    path.fleet.apply(Snapshot(version=2, services=policies), path.now())
+
+
+class _turn:
+    """`asyncio.sleep(0)`, which only an event loop may drive."""
+
+    def __await__(self) -> Any:
+        yield
+
+
+def _tripped(count: int) -> Path:
+    path = Path(service(3))
+    for name in session_names(count):
+        path.break_session(name)
+    return path
+
+
+def _wide(count: int) -> Path:
+    return Path(service(count))
+
+
+STEPS = (
+    Step("GET /breakers, tripped sessions", SESSIONS, _tripped, _breakers),
+    Step("GET /metrics, tripped sessions", SESSIONS, _tripped, _scrape),
+    Step("GET /metrics, endpoints", ENDPOINTS, _wide, _scrape),
+    Step("GET /healthz, endpoints", ENDPOINTS, _wide, _health),
+    Step("GET /routes, endpoints", ENDPOINTS, _wide, _routes),
+    Step("a reload without a change, endpoints", ENDPOINTS, _wide, _reload, bounded=False),
+)
