@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format schema test-engines bench bench-path bench-relay bench-growth bench-micro clean
+.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-path bench-growth bench-micro clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,13 +53,14 @@ test-engines: setup  ## against the real vLLM on this machine's CPU: installs it
 	$(PYTHON) tests/engines/install_vllm.py
 	$(BIN)/pytest -m engines tests/engines
 
-bench: bench-path bench-relay  ## both benchmarks; wants a quiet machine with two cores
+bench: bench-setup  ## beside Envoy and others, 12 minutes; wants two quiet cores; see BENCH, such as BENCH="--quick"
+	$(BIN)/python -m bench.compare $(BENCH)
+
+bench-setup: setup  ## what `make bench` measures against, installed once under build/bench
+	@$(BIN)/python -m bench.setup --quiet
 
 bench-path: setup  ## the request path's cost without sockets
 	$(BIN)/python -m bench.path_cost
-
-bench-relay: setup  ## CPU per request and per chunk against a plain pass-through; see BENCH, such as BENCH="--envoy PATH"
-	$(BIN)/python -m bench.relay_cost $(BENCH)
 
 bench-growth: setup  ## cost per request by number of endpoints, sessions, services; memory per session; see GROWTH, such as GROWTH=--json
 	$(BIN)/python -m bench.sessions

@@ -1,0 +1,112 @@
+"""What relaying costs, beside Envoy, nginx and others: CPU, latency, streams, memory, in one run.
+
+    python -m bench.compare                                   everything, about 12 minutes
+    python -m bench.compare --quick                           one short round, a look; no figures to keep
+    python -m bench.compare --arms direct,sidecar,envoy --kinds requests,paced
+    python -m bench.compare --sidecar-python .venv/bin/python,interpreted=/path/to/venv/bin/python
+    python -m bench.compare --out build/bench/out             results.json and report.md into a folder
+
+Linux only, and two cores that nobody else uses: the figures of a busy machine are void.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import setup
+from bench.compare.arms import arms
+from bench.compare.machine import machine
+from bench.compare.measure import KINDS, MEMORY, Plan, measure
+from bench.compare.process import allow_files
+from bench.compare.report import text
+from bench.compare.results import Results, to_json
+
+ALL_KINDS = (*KINDS, MEMORY)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.rounds, args.seconds = 1, 1.0
+    pythons = _pythons(args.sidecar_python)
+    known = arms(pythons)
+    wanted = [name for name in args.arms.split(",") if name] or list(known)
+    kinds = args.kinds.split(",")
+    for what, asked, there in (("arms", wanted, known), ("kinds", kinds, ALL_KINDS)):
+        if unknown := [name for name in asked if name not in there]:
+            parser.error(f"unknown {what}: {', '.join(unknown)}; there are {', '.join(there)}")
+    cores = [int(core) for core in args.cores.split(",")]
+    if len(set(cores)) != 2 or not set(cores) <= os.sched_getaffinity(0):
+        parser.error(f"--cores wants two of {sorted(os.sched_getaffinity(0))}")
+    setup.prepare(["native", "debian", *{known[name].part for name in wanted} - {"", "debian"}])
+    chosen = {name: known[name] for name in wanted}
+    missing = {name: why for name, arm in chosen.items() if (why := arm.missing())}
+    chosen = {name: arm for name, arm in chosen.items() if name not in missing}
+    results = Results(
+        machine=machine(),
+        command="make bench" + (f" BENCH={shlex.quote(shlex.join(argv or sys.argv[1:]))}" if sys.argv[1:] else ""),
+        rounds=args.rounds,
+        seconds=args.seconds,
+        arms={name: arm.what for name, arm in chosen.items()},
+        versions={name: arm.version() for name, arm in chosen.items()},
+        missing=missing,
+    )
+    _measure(Plan(chosen, kinds, args.rounds, args.seconds, *cores), results, args.keep_logs)
+    print(to_json(results).decode() if args.json else text(results))
+    return 0
+
+
+def _measure(plan: Plan, results: Results, keep_logs: Path | None) -> None:
+    allow_files()
+    work = Path(tempfile.mkdtemp(prefix="bench-"))
+    mine = os.sched_getaffinity(0)
+    try:
+        measure(plan, results, work, lambda line: print(line, file=sys.stderr, flush=True))
+    except RuntimeError as exc:
+        raise SystemExit(f"{exc}\n--keep-logs DIR keeps what the proxies said") from exc
+    finally:
+        os.sched_setaffinity(0, mine)
+        if keep_logs:
+            shutil.copytree(work, keep_logs, dirs_exist_ok=True)
+        shutil.rmtree(work)
+
+
+def _pythons(said: str) -> dict[str, str]:
+    """PATH or NAME=PATH, by name; without one, the name is its environment's folder."""
+    found = {}
+    for each in said.split(","):
+        name, _, path = each.rpartition("=")
+        # Not resolved: an environment's interpreter is a link, and what it finds goes by where the link is.
+        found[name or Path(path).absolute().parents[1].name.lstrip(".")] = str(Path(path).absolute())
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arms", default="", help="default all that install")
+    parser.add_argument("--kinds", default=",".join(ALL_KINDS), help="default %(default)s")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measured window")
+    parser.add_argument("--quick", action="store_true", help="one round of one second each")
+    parser.add_argument("--cores", default="0,1", metavar="A,B", help="the proxy's, and load's and upstream's")
+    parser.add_argument(
+        "--sidecar-python",
+        default=sys.executable,
+        metavar="PATH[,NAME=PATH]",
+        help="interpreters that have the sidecar; the second and later ones are arms of their own, sidecar-NAME",
+    )
+    parser.add_argument("--json", action="store_true", help="all figures as JSON on stdout, progress on stderr")
+    parser.add_argument("--keep-logs", metavar="DIR", type=Path, help="where the proxies' output goes")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""What is compared: how each proxy is started, with which configuration, and what it must not be asked.
+
+An arm relays 127.0.0.1:listen to 127.0.0.1:upstream. `direct` is the line without a proxy: what the load and the
+upstream can do, and what every added time counts from.
+"""
+
+import os
+import string
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.setup import ROOT, debian_program, missing
+
+CONFIG = Path(__file__).parent / "config"
+BENCH = Path(__file__).parents[1]
+
+LOG_FILE = "access.log"
+ENVOY_LOG = (
+    '{{name: envoy.access_loggers.file, typed_config: {{"@type": '
+    "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog, path: {path}}}}}"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an arm runs: its port, the upstream's, a folder of its own."""
+
+    listen: int
+    upstream: int
+    work: Path
+
+    def config(self, name: str, **more: str) -> str:
+        """A configuration of `config/` with its places filled in; the path."""
+        text = string.Template((CONFIG / name).read_text())
+        path = self.work / name
+        path.write_text(
+            text.substitute(listen=str(self.listen), upstream=str(self.upstream), work=str(self.work), **more)
+        )
+        return str(path)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much load an arm can take; the figures per request and per chunk are per unit."""
+
+    connections: int = 64
+    rate: float = 500.0
+    streams: int = 200
+    idle_streams: int = 1000
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One proxy in one configuration."""
+
+    name: str
+    what: str
+    command: Callable[[Place], list[str]]
+    version: Callable[[], str]
+    part: str = ""
+    """Of bench.setup; empty: nothing to install."""
+    env: dict[str, str] = field(default_factory=dict)
+    scale: Scale = Scale()
+    kinds: frozenset[str] = frozenset()
+    """Of load; empty: all."""
+    every_round: bool = True
+    """False: every other round, where its figure needs no more."""
+    start_s: float = 15.0
+
+    def missing(self) -> str:
+        return missing(self.part)
+
+
+def _said(*command: str, env: dict[str, str] | None = None) -> str:
+    """The first line that a command says, stderr as good as stdout."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **(env or {})}
+    )
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return lines[0].strip() if lines else "unknown"
+
+
+def _of_pypi(part: str, package: str) -> Callable[[], str]:
+    code = f"import importlib.metadata as m; print(m.version('{package}'))"
+    return lambda: f"{package} {_said(str(ROOT / part / 'bin' / 'python'), '-c', code)}"
+
+
+def _direct(place: Place) -> list[str]:
+    raise ValueError("the direct line starts nothing")
+
+
+def _sidecar(python: str, access_log: str) -> Callable[[Place], list[str]]:
+    """As in service: breakers, observation, metrics, admin pages, a policy; `access_log` is off or all."""
+
+    def command(place: Place) -> list[str]:
+        options = ["--policy", place.config("sidecar.yaml"), "--admin", "127.0.0.1:0", "--log-format", "json"]
+        quick = ["--drain", "0s", "--settle", "0s"]
+        listen = ["--listen", f"127.0.0.1:{place.listen}"]
+        return [python, "-m", "sidecar", "run", *listen, *options, "--access-log", access_log, *quick]
+
+    return command
+
+
+def _sidecar_version(python: str) -> Callable[[], str]:
+    code = (
+        "import platform, importlib.metadata as m, sidecar.proxy.pipeline as p;"
+        "built = 'interpreted' if p.__file__.endswith('.py') else 'compiled';"
+        "print('llm-sidecar', m.version('llm-sidecar'), built, 'Python', platform.python_version())"
+    )
+    return lambda: _said(python, "-c", code)
+
+
+def _envoy(place: Place, access_log: str = "") -> list[str]:
+    config = place.config("envoy.yaml", access_log=access_log)
+    fixed = ["--concurrency", "1", "--base-id", str(place.listen % 30000), "--log-level", "error"]
+    return [str(_envoy_program()), "-c", config, *fixed]
+
+
+def _envoy_program() -> Path:
+    """The program in the package: its script in bin/ starts it as a child of an interpreter."""
+    found = sorted((ROOT / "envoy").glob("lib/python3*/site-packages/envoy/_bin/envoy"))
+    return found[0] if found else ROOT / "envoy" / "bin" / "envoy"
+
+
+def _envoy_log(place: Place) -> list[str]:
+    return _envoy(place, ENVOY_LOG.format(path=place.work / LOG_FILE))
+
+
+def _nginx(place: Place) -> list[str]:
+    return [debian_program("nginx")[0], "-e", "stderr", "-p", str(place.work), "-c", place.config("nginx.conf")]
+
+
+def _haproxy(place: Place) -> list[str]:
+    return [debian_program("haproxy")[0], "-db", "-f", place.config("haproxy.cfg")]
+
+
+def _ours(script: str) -> Callable[[Place], list[str]]:
+    path = str(BENCH / script)
+    return lambda place: [sys.executable, path, "--port", str(place.listen), "--upstream", str(place.upstream)]
+
+
+def _python_with(package: str) -> Callable[[], str]:
+    code = (
+        f"import platform, importlib.metadata as m; print(m.version('{package}'), 'Python', platform.python_version())"
+    )
+    return lambda: f"{package} {_said(sys.executable, '-c', code)}"
+
+
+def _sglang(place: Place) -> list[str]:
+    ports = ["--host", "127.0.0.1", "--port", str(place.listen), "--prometheus-port", str(place.listen + 1)]
+    upstream = ["--worker-urls", f"http://127.0.0.1:{place.upstream}", "--policy", "round_robin"]
+    python = str(ROOT / "sglang" / "bin" / "python")
+    return [python, "-m", "sglang_router.launch_router", *ports, *upstream, "--log-level", "error"]
+
+
+def _litellm(place: Place) -> list[str]:
+    config = place.config("litellm.yaml")
+    command = [str(ROOT / "litellm" / "bin" / "litellm"), "--config", config]
+    return [*command, "--host", "127.0.0.1", "--port", str(place.listen), "--num_workers", "1", "--telemetry", "False"]
+
+
+_LIBRARIES = debian_program("nginx")[1]
+_LOGGED = frozenset(("requests", "paced"))
+
+OTHERS = (
+    Arm("envoy", "Envoy, one worker, plain router", _envoy, lambda: _said(str(_envoy_program()), "--version"), "envoy"),
+    Arm(
+        "envoy-log",
+        "the same with its text access log to a file",
+        _envoy_log,
+        lambda: "as envoy",
+        "envoy",
+        kinds=_LOGGED,
+    ),
+    Arm(
+        "nginx",
+        "nginx, one worker, no buffering of answers, no access log",
+        _nginx,
+        lambda: _said(debian_program("nginx")[0], "-v", env=_LIBRARIES),
+        "debian",
+        env=_LIBRARIES,
+    ),
+    Arm(
+        "haproxy",
+        "haproxy, one thread, no log",
+        _haproxy,
+        lambda: _said(debian_program("haproxy")[0], "-v", env=_LIBRARIES),
+        "debian",
+        env=_LIBRARIES,
+    ),
+    Arm(
+        "passthrough",
+        "a relay of our design that decides nothing (bench/passthrough.py)",
+        _ours("passthrough.py"),
+        _python_with("uvloop"),
+        every_round=False,
+    ),
+    Arm(
+        "aiohttp",
+        "aiohttp end to end, tuned (bench/aiohttp_relay.py)",
+        _ours("aiohttp_relay.py"),
+        _python_with("aiohttp"),
+        every_round=False,
+    ),
+    Arm(
+        "sglang-router",
+        "SGLang's router (Rust), round robin, one worker",
+        _sglang,
+        _of_pypi("sglang", "sglang-router"),
+        "sglang",
+        every_round=False,
+        start_s=40.0,
+    ),
+    Arm(
+        "litellm",
+        "LiteLLM's proxy, one worker, no database",
+        _litellm,
+        _of_pypi("litellm", "litellm"),
+        "litellm",
+        env={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"},
+        scale=Scale(connections=4, rate=5.0, streams=4, idle_streams=50),
+        every_round=False,
+        start_s=90.0,
+    ),
+)
+
+DIRECT = Arm("direct", "no proxy: the load at the upstream", _direct, lambda: "")
+
+
+def arms(pythons: dict[str, str]) -> dict[str, Arm]:
+    """All arms by name. `pythons` are the interpreters that have the sidecar: the first one's arms are `sidecar` and
+    `sidecar-log`, any other's `sidecar-NAME`."""
+    found = [DIRECT]
+    for number, (name, python) in enumerate(pythons.items()):
+        arm = "sidecar" if number == 0 else f"sidecar-{name}"
+        version = _sidecar_version(python)
+        found.append(Arm(arm, f"the sidecar, everything on, access log off ({name})", _sidecar(python, "off"), version))
+        if number == 0:
+            what = "the same with its JSON line per request, to a file"
+            found.append(Arm("sidecar-log", what, _sidecar(python, "all"), lambda: "as sidecar", kinds=_LOGGED))
+    return {arm.name: arm for arm in (*found, *OTHERS)}
