@@ -1,0 +1,1 @@
+"""The soak: mixed traffic with faults and aborts for minutes, then a look at what was left behind."""
