@@ -1,4 +1,7 @@
-"""`python -m soak`: the soak's command line. Exit codes: 0 all well, 1 a breach, 2 usage, 130 ended early and all well."""
+"""`python -m soak`: the soak's command line.
+
+Exit codes: 0 all well, 1 a breach, 2 usage, 130 ended early and all well so far.
+"""
 
 import argparse
 import asyncio
@@ -74,8 +77,8 @@ def _tell_plan(soak: Soak, options: Options) -> None:
     say(f"seed {options.seed}, {options.minutes:g} minutes, the sidecar at {options.cpu_ratio:g} of a core")
     total = sum(weight for _, weight in MIX)
     say("asked, in percent: " + ", ".join(f"{kind.value} {100 * weight / total:.1f}" for kind, weight in MIX))
-    planned = sorted([(each.at_s, str(each)) for each in (*soak.troubles, *soak.reloads)])
-    for _, words in planned:
+    planned = [(each.at_s, str(each)) for each in soak.troubles] + [(each.at_s, str(each)) for each in soak.reloads]
+    for _, words in sorted(planned):
         say(f"  {words}")
 
 

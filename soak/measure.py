@@ -39,7 +39,7 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Whether memory was flat. `measured_s` after the warm-up; `slope_bytes` a minute; `minutes` is the least of each."""
+    """Whether memory was flat: `measured_s` after the warm-up, `slope_bytes` a minute, `minutes` the least of each."""
 
     measured_s: float
     slope_bytes: float
@@ -76,16 +76,16 @@ def _slope(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 class Pace:
-    """Turns a second, following the sidecar's CPU towards a share of one core. Rises slowly, falls fast."""
+    """Turns a second, following the sidecar's CPU towards a share of one core."""
 
-    def __init__(self, cpu_ratio: float, rate: float = 80.0) -> None:
+    def __init__(self, cpu_ratio: float, rate: float = 200.0) -> None:
         self._wanted = cpu_ratio
         self.rate = rate
 
-    def saw(self, cpu_ratio: float) -> None:
-        """What the sidecar took of a core lately."""
+    def saw(self, cpu_ratio: float, *, full: bool) -> None:
+        """What the sidecar took of a core lately; `full`: no more turns fit in, so a higher rate would only pile up."""
         change = self._wanted / max(cpu_ratio, 0.01)
-        self.rate = min(MAX_RATE, max(MIN_RATE, self.rate * min(1.15, max(0.7, change))))
+        self.rate = min(MAX_RATE, max(MIN_RATE, self.rate * min(1.0 if full else 1.3, max(0.7, change))))
 
 
 MIN_RATE, MAX_RATE = 5.0, 2000.0

@@ -226,7 +226,7 @@ class Soak:
             now, cpu_now = loop.time(), self._proxy.cpu_s
             ratio = (cpu_now - cpu_s) / (now - at)
             cpu_s, at = cpu_now, now
-            self.pace.saw(ratio)
+            self.pace.saw(ratio, full=self._crew.live >= 0.9 * MAX_LIVE)
             sample = await self._sample(now - began, ratio)
             self.sampled.append(sample)
             for service, count in sample.sessions.items():
