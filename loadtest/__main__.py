@@ -25,6 +25,7 @@ examples:
   python -m loadtest list
   python -m loadtest stall
   python -m loadtest stall --seconds 90 --users 120 --json
+  python -m loadtest stall --seconds 120 --service '{}'         the same under the default policy
   python -m loadtest kill --broken                              must fail: breakers are off
   python -m loadtest surge --url http://10.0.0.7:9400 --admin http://10.0.0.7:9401 --model llama --users 40
 """
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model=args.model,
         headers=tuple(args.header),
         ttft_s=args.ttft,
+        service=args.service,
         broken=args.broken,
     )
     try:
@@ -75,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ttft", type=_number(0.001, 600.0), default=0.0, help="seconds; a later first token is no good"
     )
+    parser.add_argument(
+        "--service",
+        type=_service,
+        default=None,
+        help="JSON of the policy's service (no name, no endpoints) in place of the scenario's; '{}': all defaults",
+    )
     parser.add_argument("--json", action="store_true", help="the outcome as JSON on stdout")
     parser.add_argument("--broken", action="store_true", help="take away what the claim rests on: the run must fail")
     real = parser.add_argument_group("against something real (no fault is injected)")
@@ -100,6 +108,13 @@ def _count(text: str) -> int:
     if not 1 <= value <= MAX_USERS:
         raise argparse.ArgumentTypeError(f"{text} is not from 1 to {MAX_USERS}")
     return value
+
+
+def _service(text: str) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.MsgspecError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: {exc}") from exc
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -40,6 +40,8 @@ class Options(msgspec.Struct, frozen=True):
     model: str = "demo"
     headers: tuple[tuple[str, str], ...] = ()
     ttft_s: float = 0.0
+    service: dict[str, object] | None = None
+    """None: the scenario's."""
     broken: bool = False
 
 
@@ -74,6 +76,8 @@ class TableShape(LoadTestShape):
 def run(scenario: Scenario, options: Options) -> Outcome:
     """Make one run. StageError where it cannot be made, or a user, the fault or the watcher crashed."""
     setting = scenario.broken_setting if options.broken else scenario.setting
+    if options.service is not None:
+        setting = msgspec.structs.replace(setting, service=options.service)
     seconds = options.seconds or scenario.seconds
     tally = Tally()
     where = (

@@ -79,7 +79,7 @@ class ChatUser(StreamUser):
             return
         stream = self.run_stream(CHAT, self.chance.randint(*self.plan.tokens))
         if stream.ended is Ended.REFUSED:
-            self._sleep(min(stream.retry_after_s or 1.0, MAX_RETRY_AFTER_S))
+            time.sleep(min(stream.retry_after_s or 1.0, MAX_RETRY_AFTER_S))
 
 
 class SlowReader(StreamUser):

@@ -8,7 +8,7 @@ holding up the others; without it they are the system's, and nothing here knows 
    can be known (`Ask.checked`: simulated engines count their tokens in the text), every token must be there, once, in
    order.
 2. All tokens of one read have one arrival time: that is when the client got them.
-3. A connection is kept after a clean end and closed after any other.
+3. A connection is kept after a clean end, while the peer keeps it too, and closed after any other.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ class Client:
         """Ask and read to the end; never raises for what a peer does. `pace`: slowly, on a connection of its own."""
         stream = Stream(began_s=self._clock(), gaps_s=[])
         answer = Answer(stream, ask)
-        if pace is not None:
+        if pace is not None or not self._fresh():
             self.close()
         try:
             if self._sock is None:
@@ -143,6 +143,20 @@ class Client:
         if not answer.keep or pace is not None:
             self.close()
         return stream
+
+    def _fresh(self) -> bool:
+        """Whether the kept connection is still good: nothing has arrived on it, no end and no stray byte."""
+        if self._sock is None:
+            return False
+        self._sock.settimeout(0.0)
+        try:
+            self._sock.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            self._sock.settimeout(self._patience_s)
+            return True
+        except OSError:
+            pass
+        return False
 
     def _connect(self, pace: Pace | None) -> socket.socket:
         target = self._target
@@ -283,7 +297,6 @@ class Answer:
     def on_message_complete(self) -> None:
         stream = self.stream
         self.over = True
-        self.keep = self._keep_alive
         if stream.status >= 400:
             stream.ended, stream.detail = Ended.REFUSED, self._rest.decode("utf-8", "replace")[:200]
         elif self._error:
@@ -294,6 +307,7 @@ class Answer:
             stream.ended, stream.detail = Ended.WRONG, f"{stream.tokens} tokens of {self._ask.tokens}, or out of order"
         else:
             stream.ended = Ended.WHOLE
+        self.keep = self._keep_alive and stream.ended in (Ended.WHOLE, Ended.REFUSED)
 
     def _event(self, event: bytes) -> None:
         data = b"".join(line[5:].lstrip(b" ") for line in event.splitlines() if line.startswith(b"data:"))

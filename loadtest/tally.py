@@ -33,6 +33,7 @@ class Record(msgspec.Struct, frozen=True):
     reason: str
     endpoint: str
     version: str
+    retry_after_s: float
     detail: str
 
 
@@ -73,6 +74,7 @@ class Tally:
                 stream.reason,
                 stream.endpoint,
                 stream.version,
+                stream.retry_after_s,
                 stream.detail,
             )
         )

@@ -66,7 +66,7 @@ SCENARIO = Scenario(
     shape=STEADY,
     users=60,
     seconds=40.0,
-    plan=Plan(tokens=(8, 56)),
+    plan=Plan(tokens=(8, 40)),
     setting=_SETTING,
     fault=_fault,
     marks=_marks,
