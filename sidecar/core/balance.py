@@ -24,7 +24,7 @@ serve is remembered until a breaker moves.
 
 from collections.abc import Callable, Collection
 from math import inf
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -33,23 +33,32 @@ from sidecar.core.fleet import Node, Pool, ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, VersionName
 
-FEW = 8  # up to this many nodes, visiting all costs less than drawing again
-DRAWS = 10  # pairs drawn of more than that: with two nodes of three open, 1 request in 3,000 visits all
+FEW: Final = 8  # up to this many nodes, visiting all costs less than drawing again
+DRAWS: Final = 10  # pairs drawn of more than that: with two nodes of three open, 1 request in 3,000 visits all
 
 Affinity = Literal["", "bound", "moved", "returned"]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice:
     """A node, its breaker's permit (to be given back through `node.breaker.record`), and what it means to the session.
 
     `affinity` "" is a first binding, or a detour that leaves the binding as it is. `left` is the node that a moved
     session leaves, for `bind`.
     """
 
-    node: Node
-    permit: Permit
-    affinity: Affinity = ""
-    left: EndpointKey | None = None
+    __slots__ = ("affinity", "left", "node", "permit")
+
+    def __init__(
+        self,
+        node: Node,
+        permit: Permit,
+        affinity: Affinity = "",
+        left: EndpointKey | None = None,
+    ) -> None:
+        self.node = node
+        self.permit = permit
+        self.affinity = affinity
+        self.left = left
 
 
 class Unavailable(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ of a service are not closed, so that the floor and the search for a node to prob
 from enum import Enum, StrEnum
 from math import ceil, floor, inf
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -38,9 +38,9 @@ from sidecar.core.window import Window
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import BreakerRule
 
-VERDICT_WAIT_S = 1.0  # what a refused client waits while all probes are out: their verdict is due, but unknown when
-MAX_DOUBLINGS = 32  # 1 ms doubled 32 times is past every `open_max`; bounds the shift
-FEW = 5  # up to this many endpoints the floor rounds down: with ceil, of 2 none could open at a ratio above 0.5
+VERDICT_WAIT_S: Final = 1.0  # what a refused client waits while all probes are out: their verdict is due soon
+MAX_DOUBLINGS: Final = 32  # 1 ms doubled 32 times is past every `open_max`; bounds the shift
+FEW: Final = 5  # up to this many endpoints the floor rounds down: with ceil, of 2 none could open at a ratio above 0.5
 
 Action = Literal["open", "close", "reset"]
 
@@ -87,8 +87,11 @@ TRANSITIONS = MappingProxyType(
     }
 )
 
-_CLOSED, _OPEN, _HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
-_SUCCESS, _FAILURE = Result.SUCCESS, Result.FAILURE
+_CLOSED: Final = State.CLOSED
+_OPEN: Final = State.OPEN
+_HALF_OPEN: Final = State.HALF_OPEN
+_SUCCESS: Final = Result.SUCCESS
+_FAILURE: Final = Result.FAILURE
 
 
 class Transition(msgspec.Struct, frozen=True):
@@ -110,13 +113,22 @@ class Transition(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Permit(msgspec.Struct, frozen=True):
+class Permit:
     """Leave to try once. `moved` is set on the probe whose asking turned the breaker half-open."""
 
-    generation: int
-    probe: bool = False
-    id: int = 0
-    moved: Transition | None = None
+    __slots__ = ("generation", "id", "moved", "probe")
+
+    def __init__(
+        self,
+        generation: int,
+        probe: bool = False,
+        id: int = 0,
+        moved: Transition | None = None,
+    ) -> None:
+        self.generation = generation
+        self.probe = probe
+        self.id = id
+        self.moved = moved
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -125,10 +137,10 @@ class Denied(msgspec.Struct, frozen=True):
     retry_at: float
 
 
-OUTSIDER = Permit(-1)
+OUTSIDER: Final = Permit(-1)
 """The permit of a request that proves nothing: of no generation, so whatever comes of it changes nothing."""
 
-FRESH = Permit(0)
+FRESH: Final = Permit(0)
 """The permit of a breaker that never moved: what a session has that never failed and so has no breaker yet."""
 
 

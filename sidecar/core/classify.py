@@ -16,6 +16,7 @@ Decided here, where the doctrine is silent:
 from collections.abc import Iterable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import Final
 
 from sidecar.kernel.exchange import Header
 from sidecar.kernel.outcome import Ending
@@ -103,11 +104,14 @@ _CLIENT_NAMES = frozenset(
     }
 )
 
-ABORTED = "abort"
+ABORTED: Final = "abort"
 """The finish reason of a request that its engine gave up while the client still waited."""
 
-_CONTEXT_CODE = 40303
+_CONTEXT_CODE: Final = 40303
 """`CONTEXT_OVERFLOW` of the five-digit codes (FastChat's table, which several servers copied)."""
+
+
+_COMPLETE: Final = Ending.COMPLETE
 
 
 def ending_of_status(status: int, error: AnswerError | None, retry_after: bool) -> Ending:
@@ -116,7 +120,7 @@ def ending_of_status(status: int, error: AnswerError | None, retry_after: bool) 
     `error` is what its body tells, `retry_after` whether its head has a usable Retry-After.
     """
     if status < 400:
-        return Ending.COMPLETE
+        return _COMPLETE
     if status == 429 or status == 529:
         return Ending.OVERLOADED
     if status < 500:
@@ -152,7 +156,7 @@ def ending_of_stream(stream: StreamReader, clean: bool) -> Ending:
     if stream.error is not None:
         return ending_of_error(stream.error)
     if stream.complete and (clean or stream.terminal):
-        return Ending.ABORTED if stream.finish_reason == ABORTED else Ending.COMPLETE
+        return Ending.ABORTED if stream.finish_reason == ABORTED else _COMPLETE
     return Ending.TRUNCATED if stream.events or not clean else Ending.EMPTY
 
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from math import inf
+from typing import Final
 
 import msgspec
 
@@ -27,11 +28,14 @@ from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
 from sidecar.policy.schema import Endpoint, Identity, Service, Snapshot
 
-MAX_REQUEST_BREAKERS = 1000  # kinds of request; a header as key may hold anything
-MAX_MODELS = 1024  # model names remembered as belonging to a service; clients make names up
-MAX_MODEL_NAME = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
-MAX_POOLS = 128  # (model, version) pairs remembered; each may list every node
-LEASE_SLACK_S = 5.0  # a probe may take its total deadline; what comes this much later is lost
+MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold anything
+MAX_MODELS: Final = 1024  # model names remembered as belonging to a service; clients make names up
+MAX_MODEL_NAME: Final = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
+MAX_POOLS: Final = 128  # (model, version) pairs remembered; each may list every node
+LEASE_SLACK_S: Final = 5.0  # a probe may take its total deadline; what comes this much later is lost
+
+
+_FAILURE: Final = Result.FAILURE
 
 
 class Pool:
@@ -293,7 +297,7 @@ class ServiceState:
         """
         breaker = session.breaker
         if breaker is None:
-            if result is not Result.FAILURE or permit.generation != FRESH.generation:
+            if result is not _FAILURE or permit.generation != FRESH.generation:
                 return None
             if self.policy.breakers.session.mode == "off" or self.sessions.get(session.id) is not session:
                 return None

@@ -9,6 +9,7 @@ from base64 import urlsafe_b64decode
 from binascii import Error as Base64Error
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 
@@ -16,21 +17,28 @@ from sidecar.kernel.exchange import Header
 from sidecar.kernel.ids import SessionId
 from sidecar.policy.schema import Identity, Source
 
-MAX_ID_BYTES = 256  # longer ids are hashed: they are dictionary keys, 100,000 of them
-MAX_TOKEN_BYTES = 16 * 1024  # of one header; larger tokens do not pass common proxies either
+MAX_ID_BYTES: Final = 256  # longer ids are hashed: they are dictionary keys, 100,000 of them
+MAX_TOKEN_BYTES: Final = 16 * 1024  # of one header; larger tokens do not pass common proxies either
 
-_CLAIMS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_CLAIM = msgspec.json.Decoder(str | int)
+_CLAIMS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CLAIM: Final = msgspec.json.Decoder(str | int)
 
 
-class Who(msgspec.Struct, frozen=True, gc=False):
+class Who:
     """`session` None: none was named, so nothing is bound or broken by session. `tenant` "": none was named."""
 
-    session: SessionId | None
-    tenant: str
+    __slots__ = ("session", "tenant")
+
+    def __init__(
+        self,
+        session: SessionId | None,
+        tenant: str,
+    ) -> None:
+        self.session = session
+        self.tenant = tenant
 
 
-NOBODY = Who(None, "")
+NOBODY: Final = Who(None, "")
 
 
 class Identifier:

@@ -4,7 +4,9 @@ Buckets and not a deque of timestamps: memory stays the same at any rate, and th
 The price is that the window's old edge moves in steps: it covers between (n-1)/n and all of its span.
 """
 
-BUCKETS = 10  # the oldest tenth falls out at once: coarse enough to be cheap, fine enough that no rule notices
+from typing import Final
+
+BUCKETS: Final = 10  # the oldest tenth falls out at once: coarse enough to be cheap, fine enough that no rule notices
 
 
 class Window:

@@ -10,7 +10,7 @@ treat both as a hang-up, and an answer nobody waits for costs a GPU.
 
 import asyncio
 import socket
-from typing import cast
+from typing import Final, cast
 
 from sidecar.downstream.parser import Refused, RequestParser
 from sidecar.kernel.errors import Reason, Refusal
@@ -20,20 +20,20 @@ from sidecar.proxy.request import Request
 from sidecar.wire.refusal import refusal_answer
 
 # Bytes of requests that a client may send ahead of its turn before we stop reading it.
-_AHEAD_BYTES = 256 * 1024
+_AHEAD_BYTES: Final = 256 * 1024
 # How long, and for how much, we go on reading after a reply that ended before its request did: closing at once
 # would reset the connection and could take the reply with it (RFC 9112 section 9.6).
-_LINGER_S = 2.0
-_LINGER_BYTES = 4 << 20
-_BODILESS = frozenset({204, 304})
+_LINGER_S: Final = 2.0
+_LINGER_BYTES: Final = 4 << 20
+_BODILESS: Final = frozenset({204, 304})
 # While we do not read a client, its leaving raises no event: then we look, this often. TCP_INFO's first byte is the
 # connection's state in Linux.
-_LOOK_S = 0.05
-_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_LOOK_S: Final = 0.05
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
 _RESET, _FIN = 7, 8  # TCP_CLOSE, TCP_CLOSE_WAIT
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection:
     """The protocol object of one client socket. It is in `connections` while the socket is open."""
 
     __slots__ = (

@@ -68,7 +68,10 @@ class Listener:
             self.rejected += 1
             return _Full()
         scheme = b"https" if self._tls else b"http"
-        return ClientConnection(self._pipeline, self._loop, self._connections, scheme=scheme, trusted=self._trusted)
+        connection = ClientConnection(
+            self._pipeline, self._loop, self._connections, scheme=scheme, trusted=self._trusted
+        )
+        return cast(asyncio.Protocol, connection)  # a compiled class has no base of asyncio's, and uvloop needs none
 
     async def drain(self, settle_s: float, grace_s: float) -> None:
         """Let live replies end, for at most `settle_s + grace_s` seconds; then cut them."""

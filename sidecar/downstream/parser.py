@@ -11,6 +11,7 @@ request can become a tunnel, a fresh parser reads the body under the same framin
 """
 
 from collections.abc import Callable
+from typing import Final
 
 import httptools
 
@@ -20,8 +21,10 @@ from sidecar.wire.call import api_of
 from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, connection_tokens
 
 # What is done with a header: read and passed on, read and stated anew in the forwarded head, or dropped.
-_READ, _RESTATED, _DROPPED = range(3)
-_KINDS = {
+_READ: Final = 0
+_RESTATED: Final = 1
+_DROPPED: Final = 2
+_KINDS: Final = {
     b"host": _READ,
     b"traceparent": _READ,
     b"content-length": _RESTATED,
@@ -33,11 +36,10 @@ _KINDS = {
     b"x-forwarded-for": _RESTATED,
     b"x-forwarded-proto": _RESTATED,
 }
-_KINDS |= dict.fromkeys(HOP_BY_HOP - _KINDS.keys(), _DROPPED)
-_kind_of = _KINDS.get
+_KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
 
 
-_X = ord("x")
+_X: Final = ord("x")
 
 
 class Refused(Exception):
@@ -137,7 +139,7 @@ class RequestParser:
 
     def close(self) -> None:
         """Nothing is fed any more: part from llhttp's object, which refers back to us, without the collector's help."""
-        del self._parser
+        self._parser = None  # type: ignore[assignment]
 
     def resume(self) -> None:
         """The engine refused the upgrade: what followed the request is HTTP after all. Raises `Refused`."""
@@ -185,7 +187,7 @@ class RequestParser:
             raise Refused(_head_too_large())
         request = self._request
         lower = name.lower()
-        kind = _kind_of(lower)
+        kind = _KINDS.get(lower)
         if self._in_trailers:
             if kind is None and not lower.startswith(OURS):
                 request.trailers.append(b"%b: %b\r\n" % (name, value))

@@ -6,9 +6,7 @@ against a node, or a burst of bad requests opens, or closes, a breaker.
 """
 
 from enum import Enum, StrEnum
-from types import MappingProxyType
-
-import msgspec
+from typing import Final
 
 from sidecar.kernel.errors import Reason
 
@@ -53,49 +51,50 @@ class Ending(StrEnum):
     ABANDONED = "abandoned"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict:
     """What an ending means.
 
     `resend` allows another endpoint to be tried while nothing was committed downstream. `reason` is the word for
     the client when nothing else worked; None where the upstream's own answer is what the client gets.
     """
 
-    node: Result
-    session: Result
-    resend: bool
-    reason: Reason | None
+    __slots__ = ("node", "reason", "resend", "session")
+
+    def __init__(self, node: Result, session: Result, resend: bool, reason: Reason | None) -> None:
+        self.node = node
+        self.session = session
+        self.resend = resend
+        self.reason = reason
 
 
 _S, _F, _I, _O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED
 
-DOCTRINE = MappingProxyType(
-    {
-        Ending.COMPLETE: Verdict(_S, _S, False, None),
-        Ending.CONNECT_FAILED: Verdict(_F, _I, True, Reason.UPSTREAM_CONNECT),
-        Ending.RESET_BEFORE_HEAD: Verdict(_F, _F, True, Reason.UPSTREAM_RESET),
-        Ending.BAD_BYTES: Verdict(_F, _F, True, Reason.UPSTREAM_PROTOCOL),
-        Ending.SERVER_ERROR: Verdict(_F, _F, True, None),
-        Ending.OVERLOADED: Verdict(_O, _I, True, None),
-        Ending.CLIENT_ERROR: Verdict(_I, _I, False, None),
-        Ending.CONTEXT_LENGTH: Verdict(_I, _F, False, None),
-        Ending.HEAD_TIMEOUT: Verdict(_F, _F, True, Reason.HEAD_TIMEOUT),
-        Ending.TTFT_TIMEOUT: Verdict(_F, _F, True, Reason.TTFT_TIMEOUT),
-        Ending.TOKEN_GAP_TIMEOUT: Verdict(_F, _F, False, Reason.TOKEN_GAP_TIMEOUT),
-        # The whole request ran out of time: a node that kept its own deadlines is not at fault for a long answer.
-        Ending.TOTAL_TIMEOUT: Verdict(_I, _I, False, Reason.TOTAL_TIMEOUT),
-        Ending.TRUNCATED: Verdict(_F, _F, True, Reason.UPSTREAM_TRUNCATED),
-        Ending.ERROR_IN_BAND: Verdict(_F, _F, True, None),
-        Ending.CLIENT_ERROR_IN_BAND: Verdict(_I, _I, False, None),
-        Ending.CONTEXT_LENGTH_IN_BAND: Verdict(_I, _F, False, None),
-        Ending.OVERLOADED_IN_BAND: Verdict(_O, _I, True, None),
-        Ending.EMPTY: Verdict(_F, _F, True, Reason.EMPTY_RESPONSE),
-        # The engine gave the request up, on an order that was not its client's: it sleeps, pauses or is going down.
-        Ending.ABORTED: Verdict(_F, _I, True, None),
-        Ending.CLIENT_LEFT: Verdict(_I, _I, False, None),
-        Ending.CLIENT_SLOW: Verdict(_I, _I, False, Reason.CLIENT_TIMEOUT),
-        # The upload broke the rules of HTTP midway.
-        Ending.CLIENT_MALFORMED: Verdict(_I, _I, False, Reason.BAD_REQUEST),
-        # We gave the attempt up for a reason of our own (drain, shutdown): nobody's fault.
-        Ending.ABANDONED: Verdict(_I, _I, False, Reason.DRAINING),
-    }
-)
+DOCTRINE: Final[dict[Ending, Verdict]] = {
+    Ending.COMPLETE: Verdict(_S, _S, False, None),
+    Ending.CONNECT_FAILED: Verdict(_F, _I, True, Reason.UPSTREAM_CONNECT),
+    Ending.RESET_BEFORE_HEAD: Verdict(_F, _F, True, Reason.UPSTREAM_RESET),
+    Ending.BAD_BYTES: Verdict(_F, _F, True, Reason.UPSTREAM_PROTOCOL),
+    Ending.SERVER_ERROR: Verdict(_F, _F, True, None),
+    Ending.OVERLOADED: Verdict(_O, _I, True, None),
+    Ending.CLIENT_ERROR: Verdict(_I, _I, False, None),
+    Ending.CONTEXT_LENGTH: Verdict(_I, _F, False, None),
+    Ending.HEAD_TIMEOUT: Verdict(_F, _F, True, Reason.HEAD_TIMEOUT),
+    Ending.TTFT_TIMEOUT: Verdict(_F, _F, True, Reason.TTFT_TIMEOUT),
+    Ending.TOKEN_GAP_TIMEOUT: Verdict(_F, _F, False, Reason.TOKEN_GAP_TIMEOUT),
+    # The whole request ran out of time: a node that kept its own deadlines is not at fault for a long answer.
+    Ending.TOTAL_TIMEOUT: Verdict(_I, _I, False, Reason.TOTAL_TIMEOUT),
+    Ending.TRUNCATED: Verdict(_F, _F, True, Reason.UPSTREAM_TRUNCATED),
+    Ending.ERROR_IN_BAND: Verdict(_F, _F, True, None),
+    Ending.CLIENT_ERROR_IN_BAND: Verdict(_I, _I, False, None),
+    Ending.CONTEXT_LENGTH_IN_BAND: Verdict(_I, _F, False, None),
+    Ending.OVERLOADED_IN_BAND: Verdict(_O, _I, True, None),
+    Ending.EMPTY: Verdict(_F, _F, True, Reason.EMPTY_RESPONSE),
+    # The engine gave the request up, on an order that was not its client's: it sleeps, pauses or is going down.
+    Ending.ABORTED: Verdict(_F, _I, True, None),
+    Ending.CLIENT_LEFT: Verdict(_I, _I, False, None),
+    Ending.CLIENT_SLOW: Verdict(_I, _I, False, Reason.CLIENT_TIMEOUT),
+    # The upload broke the rules of HTTP midway.
+    Ending.CLIENT_MALFORMED: Verdict(_I, _I, False, Reason.BAD_REQUEST),
+    # We gave the attempt up for a reason of our own (drain, shutdown): nobody's fault.
+    Ending.ABANDONED: Verdict(_I, _I, False, Reason.DRAINING),
+}

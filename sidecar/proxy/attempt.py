@@ -16,8 +16,7 @@ watchdog for all attempts looks at them when they were due.
 
 from collections.abc import Callable
 from enum import Enum
-from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, ending_of_stream, retry_after_s
 from sidecar.core.fleet import Node
@@ -32,17 +31,17 @@ from sidecar.wire.answer import Usage, is_json, read_answer
 from sidecar.wire.call import Api, Call
 from sidecar.wire.stream import StreamReader
 
-HELD_BYTES = 64 * 1024
+HELD_BYTES: Final = 64 * 1024
 """What is held of an answer before it is committed unseen: errors and role chunks are far smaller."""
 
-STALE_S = 1.0
+STALE_S: Final = 1.0
 """A reused connection that closes without a byte within this time of sending had been closed before we sent: engines
 close idle connections silently, and the reset comes within a round trip. Later, the engine died of the request."""
 
-ERROR_GRACE_S = 0.1
+ERROR_GRACE_S: Final = 0.1
 """After an error event before any token, an engine ends its stream at once; one that does not is not waited for."""
 
-_EVENT_STREAM = b"text/event-stream"
+_EVENT_STREAM: Final = b"text/event-stream"
 
 
 class Phase(Enum):
@@ -58,17 +57,28 @@ class Phase(Enum):
     DONE = "done"
 
 
-TRANSITIONS = MappingProxyType(
-    {
-        # A stale connection sends a waiting attempt back to connecting, once.
-        Phase.CONNECTING: frozenset({Phase.WAITING, Phase.DONE}),
-        Phase.WAITING: frozenset({Phase.CONNECTING, Phase.HOLDING, Phase.FLOWING, Phase.TUNNEL, Phase.DONE}),
-        Phase.HOLDING: frozenset({Phase.FLOWING, Phase.DONE}),
-        Phase.FLOWING: frozenset({Phase.DONE}),
-        Phase.TUNNEL: frozenset({Phase.DONE}),
-        Phase.DONE: frozenset[Phase](),
-    }
-)
+# A constant is a load; an enum's member is looked up in its class each time.
+_CONNECTING: Final = Phase.CONNECTING
+_WAITING: Final = Phase.WAITING
+_HOLDING: Final = Phase.HOLDING
+_FLOWING: Final = Phase.FLOWING
+_TUNNEL: Final = Phase.TUNNEL
+_DONE: Final = Phase.DONE
+_COMPLETE: Final = Ending.COMPLETE
+_TOTAL_TIMEOUT: Final = Ending.TOTAL_TIMEOUT
+_TTFT_TIMEOUT: Final = Ending.TTFT_TIMEOUT
+_HEAD_TIMEOUT: Final = Ending.HEAD_TIMEOUT
+_TOKEN_GAP_TIMEOUT: Final = Ending.TOKEN_GAP_TIMEOUT
+
+TRANSITIONS: Final = {
+    # A stale connection sends a waiting attempt back to connecting, once.
+    _CONNECTING: frozenset({_WAITING, _DONE}),
+    _WAITING: frozenset({_CONNECTING, _HOLDING, _FLOWING, _TUNNEL, _DONE}),
+    _HOLDING: frozenset({_FLOWING, _DONE}),
+    _FLOWING: frozenset({_DONE}),
+    _TUNNEL: frozenset({_DONE}),
+    _DONE: frozenset[Phase](),
+}
 
 
 class Owner(Protocol):
@@ -172,8 +182,8 @@ class Attempt:
         self._slot = 0
         self._watched_at = 0.0
         self._due = 0.0
-        self._due_ending = Ending.TOTAL_TIMEOUT
-        self.phase = Phase.CONNECTING
+        self._due_ending = _TOTAL_TIMEOUT
+        self.phase = _CONNECTING
         self.ending: Ending | None = None
         self.detail = ""
         self.head: ResponseHead | None = None
@@ -211,10 +221,10 @@ class Attempt:
         if request.complete:
             self._upload_ended = True
             link.end_upload(request.trailers)
-            if self.phase is Phase.WAITING:
+            if self.phase is _WAITING:
                 self._await_head(self._clock())
-        elif self.phase is Phase.WAITING and not self._upload_stuck:
-            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+        elif self.phase is _WAITING and not self._upload_stuck:
+            self._watch(self._total_at, _TOTAL_TIMEOUT)
 
     def push_tunnel(self, data: bytes) -> None:
         """Bytes of a tunnel from the client."""
@@ -233,14 +243,14 @@ class Attempt:
         if self._link is not None:
             self._link.resume()
         now = self._clock()
-        if self.phase is Phase.FLOWING and self.call is not None:
+        if self.phase is _FLOWING and self.call is not None:
             if self.last_token_at:
                 self.last_token_at = now
             if self.last_token_at or self.reader is None:
                 self._await_more(now)
             else:
                 self._await_head(now)
-        elif self.phase is Phase.HOLDING or (self.phase is Phase.WAITING and self._upload_ended):
+        elif self.phase is _HOLDING or (self.phase is _WAITING and self._upload_ended):
             self._await_head(now)
 
     def stop(self, ending: Ending) -> None:
@@ -256,7 +266,7 @@ class Attempt:
     def on_connected(self, link: Link) -> None:
         request = self._request
         self._link = link
-        self._move(Phase.WAITING)
+        self._move(_WAITING)
         self.reused_connection = link.used
         now = self._clock()
         self.sent_at = now
@@ -290,19 +300,19 @@ class Attempt:
         call = self.call
         if call is None or head.encoded:
             # Nothing to learn from the body before it is passed on.
-            self._move(Phase.FLOWING)
+            self._move(_FLOWING)
             self._commit()
-            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+            self._watch(self._total_at, _TOTAL_TIMEOUT)
             return
-        self._move(Phase.HOLDING)
+        self._move(_HOLDING)
         # An answer that is no stream must be whole by the deadline of its head: engines send both at once.
         if head.status == 200 and head.content_type == _EVENT_STREAM:
             self.reader = StreamReader(call.api)
-            self._watch(self.sent_at + self._deadlines.first_token_s, Ending.TTFT_TIMEOUT)
+            self._watch(self.sent_at + self._deadlines.first_token_s, _TTFT_TIMEOUT)
 
     def on_body(self, data: bytes) -> None:
         reader = self.reader
-        if self.phase is Phase.FLOWING:
+        if self.phase is _FLOWING:
             self.bytes_out += len(data)
             self._client.send_body(data)
             if reader is not None:
@@ -327,40 +337,39 @@ class Attempt:
         self._link = None
         self._trailers = trailers
         self._closed_whole = True
-        if self.phase is Phase.TUNNEL:
-            self._end(Ending.COMPLETE)
+        if self.phase is _TUNNEL:
+            self._end(_COMPLETE)
             return
         self._end(self._judge())
 
     def on_lost(self) -> None:
         link, self._link = self._link, None
-        match self.phase:
-            case Phase.WAITING:
-                if link is not None and not link.received and self._is_stale():
-                    self._restarted = True
-                    self._unwatch()
-                    self._move(Phase.CONNECTING)
-                    self._connect(fresh=True)
-                    return
-                self.detail = "the engine closed the connection before it answered"
-                self._end(Ending.RESET_BEFORE_HEAD)
-            case Phase.TUNNEL:
-                self._end(Ending.COMPLETE)
-            case _:
-                self.detail = "the engine's answer broke off"
-                self._end(self._judge_broken())
+        if self.phase is _WAITING:
+            if link is not None and not link.received and self._is_stale():
+                self._restarted = True
+                self._unwatch()
+                self._move(_CONNECTING)
+                self._connect(fresh=True)
+                return
+            self.detail = "the engine closed the connection before it answered"
+            self._end(Ending.RESET_BEFORE_HEAD)
+        elif self.phase is _TUNNEL:
+            self._end(_COMPLETE)
+        else:
+            self.detail = "the engine's answer broke off"
+            self._end(self._judge_broken())
 
     def on_bad_bytes(self, detail: str) -> None:
         self._link = None
         self.detail = f"the engine's bytes are not HTTP/1.1: {detail}"
-        if self.phase is Phase.FLOWING or (self.reader is not None and self.reader.events):
+        if self.phase is _FLOWING or (self.reader is not None and self.reader.events):
             self._end(self._judge_broken())
         else:
             self._end(Ending.BAD_BYTES)
 
     def on_tunnel(self, head: ResponseHead, data: bytes) -> None:
         self.head = head
-        self._move(Phase.TUNNEL)
+        self._move(_TUNNEL)
         self.committed = True
         self._unwatch()
         self._owner.attempt_accepted(self)
@@ -373,14 +382,14 @@ class Attempt:
     def on_upload_paused(self) -> None:
         self._upload_stuck = True
         self._client.pause_upload()
-        if self.phase is Phase.WAITING:
+        if self.phase is _WAITING:
             self._await_head(self._clock())
 
     def on_upload_resumed(self) -> None:
         self._upload_stuck = False
         self._client.resume_upload()
-        if self.phase is Phase.WAITING and not self._upload_ended:
-            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+        if self.phase is _WAITING and not self._upload_ended:
+            self._watch(self._total_at, _TOTAL_TIMEOUT)
 
     # Our own.
 
@@ -393,15 +402,15 @@ class Attempt:
         call = self.call
         head_at = now + deadlines.head_s
         if call is not None and call.stream and now + deadlines.first_token_s < head_at:
-            self._watch(now + deadlines.first_token_s, Ending.TTFT_TIMEOUT)
+            self._watch(now + deadlines.first_token_s, _TTFT_TIMEOUT)
         else:
-            self._watch(head_at, Ending.HEAD_TIMEOUT)
+            self._watch(head_at, _HEAD_TIMEOUT)
 
     def _await_more(self, now: float) -> None:
         reader = self.reader
         deadlines = self._deadlines
         gap_s = deadlines.tool_gap_s if reader is not None and reader.tool_call else deadlines.token_gap_s
-        self._watch(now + gap_s, Ending.TOKEN_GAP_TIMEOUT)
+        self._watch(now + gap_s, _TOKEN_GAP_TIMEOUT)
 
     def _token(self) -> None:
         now = self._clock()
@@ -415,7 +424,7 @@ class Attempt:
         self._await_more(now)
 
     def _flow(self) -> None:
-        self._move(Phase.FLOWING)
+        self._move(_FLOWING)
         self._commit()
         if self.reader is None:
             self._await_more(self._clock())
@@ -445,7 +454,7 @@ class Attempt:
             return ending_of_status(head.status, None, bool(head.retry_after))
         body = b"".join(self._held)
         if head.status == 204 or 300 <= head.status < 400:
-            return Ending.COMPLETE
+            return _COMPLETE
         answer = read_answer(call.api, body, status=head.status)
         self.usage = answer.usage
         self.finish_reason = answer.finish_reason
@@ -461,7 +470,7 @@ class Attempt:
         if answer.malformed and call.api is not Api.OTHER and not is_json(body):
             self.detail = f"the engine answered {head.status} with JSON that breaks off"
             return Ending.TRUNCATED
-        return Ending.ABORTED if answer.finish_reason == ABORTED else Ending.COMPLETE
+        return Ending.ABORTED if answer.finish_reason == ABORTED else _COMPLETE
 
     def _judge_broken(self) -> Ending:
         """What an answer came to whose connection broke after its head."""
@@ -473,7 +482,7 @@ class Attempt:
 
     def _end_early(self, ending: Ending) -> None:
         """What is missing after the API's own end carried nothing, unless the head promised so many bytes."""
-        self._closed_whole = ending is Ending.COMPLETE and self.head is not None and self.head.content_length is None
+        self._closed_whole = ending is _COMPLETE and self.head is not None and self.head.content_length is None
 
     def _judge_stream(self, reader: StreamReader, clean: bool) -> Ending:
         ending = ending_of_stream(reader, clean)
@@ -525,7 +534,7 @@ class Attempt:
     def _watch(self, due: float, ending: Ending) -> None:
         if due > self._total_at or self._paused:
             due = self._total_at
-            ending = Ending.TOTAL_TIMEOUT
+            ending = _TOTAL_TIMEOUT
         self._due = due
         self._due_ending = ending
         if not self._slot:
@@ -539,13 +548,13 @@ class Attempt:
     def look(self, now: float) -> None:
         """Our deadline's time has come, unless it was moved."""
         self._slot = 0
-        if self.phase is Phase.DONE:
+        if self.phase is _DONE:
             return  # ended while this round of looks was under way
         if now < self._due:
             self._watch(self._due, self._due_ending)
         elif self._paused and self._due < self._total_at:
             # Paused after this deadline was set: the silence is the client's.
-            self._watch(self._total_at, Ending.TOTAL_TIMEOUT)
+            self._watch(self._total_at, _TOTAL_TIMEOUT)
         else:
             self._expired()
 
@@ -559,12 +568,12 @@ class Attempt:
         self.phase = phase
 
     def _end(self, ending: Ending) -> None:
-        if self.phase is Phase.DONE:
+        if self.phase is _DONE:
             return
-        if self.phase is Phase.CONNECTING:
+        if self.phase is _CONNECTING:
             self._connector.cancel(self)
-        tunnel = self.phase is Phase.TUNNEL
-        self._move(Phase.DONE)
+        tunnel = self.phase is _TUNNEL
+        self._move(_DONE)
         self._unwatch()
         link, self._link = self._link, None
         if link is not None:

@@ -9,7 +9,7 @@ Bytes do not pass through here: an attempt hands them from the engine's connecti
 
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
-from typing import Any
+from typing import Any, Final
 
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import Breaker, Denied, Permit, Transition
@@ -30,8 +30,17 @@ from sidecar.wire.call import API_BY_PATH, Call, read_call
 from sidecar.wire.headers import is_safe_id
 from sidecar.wire.refusal import error_event
 
-_STILL_DEAF = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.OVERLOADED, Ending.OVERLOADED_IN_BAND})
+_STILL_DEAF: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.OVERLOADED, Ending.OVERLOADED_IN_BAND})
 """Endings after which the same endpoint is not asked again by the same request: it would only take as long."""
+
+
+_IGNORED: Final = Result.IGNORED
+_OVERLOADED: Final = Result.OVERLOADED
+_FAILURE: Final = Result.FAILURE
+_CLIENT_LEFT: Final = Ending.CLIENT_LEFT
+_COMPLETE: Final = Ending.COMPLETE
+_CONNECT_FAILED: Final = Ending.CONNECT_FAILED
+_UPSTREAM_RESET: Final = Reason.UPSTREAM_RESET
 
 
 class Pipeline:
@@ -262,8 +271,8 @@ class Exchange:
         if attempt.call is None:
             # Engines that hang answer health checks and model lists; and failures that no success of the same kind
             # could ever outweigh must not add up.
-            result = Result.IGNORED
-        if result is Result.OVERLOADED:
+            result = _IGNORED
+        if result is _OVERLOADED:
             service.overloaded(node, attempt.retry_after_s(pipeline.now_wall()), now)
         self._transition(node.breaker.record(choice.permit, result, now, ending))
         self._node_failing = node.breaker.failing
@@ -286,12 +295,12 @@ class Exchange:
     def _resendable(self, ending: Ending, now: float) -> bool:
         if not DOCTRINE[ending].resend or now >= self._total_at:
             return False
-        return self._request.resendable or ending is Ending.CONNECT_FAILED
+        return self._request.resendable or ending is _CONNECT_FAILED
 
     def _finish(self, attempt: Attempt, ending: Ending) -> None:
         """Give the client the end it is owed."""
         self._reason = reason = self._cut_reason or DOCTRINE[ending].reason
-        if ending is Ending.CLIENT_LEFT or (attempt.head is not None and attempt.head.status == 101):
+        if ending is _CLIENT_LEFT or (attempt.head is not None and attempt.head.status == 101):
             return  # nobody to tell; and a tunnel has no end but the connection's
         if attempt.committed and reason is not None:
             self._cut(attempt, reason)
@@ -300,7 +309,7 @@ class Exchange:
                 attempt.deliver()
             self._close_reply(attempt)
         else:
-            reason = reason or Reason.UPSTREAM_RESET
+            reason = reason or _UPSTREAM_RESET
             self._refuse(reason, attempt.detail or _SAID.get(reason, reason.value))
 
     def _close_reply(self, attempt: Attempt) -> None:
@@ -369,23 +378,23 @@ class Exchange:
         if self._lent is not None:
             # Only a crash of ours comes here: what was lent for the attempt goes back all the same.
             self._lent.node.in_flight -= 1
-            self._transition(self._lent.node.breaker.record(self._lent.permit, Result.IGNORED, now))
+            self._transition(self._lent.node.breaker.record(self._lent.permit, _IGNORED, now))
         ending = attempt.ending if attempt is not None else None
         verdict = DOCTRINE[ending] if ending is not None else None
         why = ending if ending is not None else ""
         if isinstance(request_permit, Permit) and request_breaker is not None:
             # A kind of request fails where its endpoint serves others; what could not even connect, or met an endpoint
             # that fails anyway, says nothing about its kind.
-            result = Result.IGNORED
+            result = _IGNORED
             if (
                 verdict is not None
                 and verdict.node is verdict.session
-                and not (verdict.node is Result.FAILURE and self._node_failing)
+                and not (verdict.node is _FAILURE and self._node_failing)
             ):
                 result = verdict.node
             self._transition(request_breaker.record(request_permit, result, now, why))
         if isinstance(session_permit, Permit) and service is not None and session is not None:
-            result = verdict.session if verdict is not None else Result.IGNORED
+            result = verdict.session if verdict is not None else _IGNORED
             self._transition(service.record_session(session, session_permit, result, now, why))
         pipeline.recorder.request(self._request_record(service, call, ending, now))
 
@@ -468,7 +477,7 @@ class Exchange:
     def attempt_accepted(self, attempt: Attempt) -> None:
         """The engine took the request: now, and not before, the session is bound to it."""
         head, choice, session = attempt.head, self._choice, self._session
-        good = attempt.ending in (None, Ending.COMPLETE) and head is not None and head.status < 400
+        good = attempt.ending in (None, _COMPLETE) and head is not None and head.status < 400
         if self._binds and session is not None and choice is not None and good:
             bind(session, choice, self._pipeline.clock())
 
@@ -501,7 +510,7 @@ class Exchange:
     def client_left(self) -> None:
         """The client is gone, before its reply ended."""
         if self._attempt is not None:
-            self._attempt.stop(Ending.CLIENT_LEFT)
+            self._attempt.stop(_CLIENT_LEFT)
 
     def client_slow(self) -> None:
         """The client did not read for too long."""
@@ -546,16 +555,16 @@ def _request_key(rule: str, request: Request) -> str | None:
 
 def _request_result(ending: Ending | None, reason: Reason | None, status: int) -> Result:
     if ending is None:
-        return Result.IGNORED if reason is None or status < 500 else Result.FAILURE
+        return _IGNORED if reason is None or status < 500 else _FAILURE
     return DOCTRINE[ending].node
 
 
 # Only inference has a request breaker, and its paths are known.
-_ROUTES = {path: f"POST {path.decode()}" for path in API_BY_PATH}
+_ROUTES: Final = {path: f"POST {path.decode()}" for path in API_BY_PATH}
 
-_CUT = {Reason.DRAINING: Ending.ABANDONED, Reason.CLIENT_TIMEOUT: Ending.CLIENT_SLOW}
+_CUT: Final = {Reason.DRAINING: Ending.ABANDONED, Reason.CLIENT_TIMEOUT: Ending.CLIENT_SLOW}
 
-_SAID = {
+_SAID: Final = {
     Reason.BREAKER_OPEN: "every endpoint that could serve this has an open breaker",
     Reason.OVERLOADED: "every endpoint that could serve this is at its limit",
     Reason.NO_ENDPOINT: "no endpoint can serve this",

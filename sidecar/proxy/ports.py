@@ -12,19 +12,45 @@ from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Endpoint
 
 
-class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptRecord:
     """One wire attempt, at its end. Times in seconds; `ttft_s` None where no token came."""
 
-    service: str
-    version: str
-    endpoint: EndpointKey
-    ending: Ending
-    result: Result
-    status: int
-    duration_s: float
-    ttft_s: float | None
-    malformed_events: int
-    reused_connection: bool
+    __slots__ = (
+        "duration_s",
+        "ending",
+        "endpoint",
+        "malformed_events",
+        "result",
+        "reused_connection",
+        "service",
+        "status",
+        "ttft_s",
+        "version",
+    )
+
+    def __init__(
+        self,
+        service: str,
+        version: str,
+        endpoint: EndpointKey,
+        ending: Ending,
+        result: Result,
+        status: int,
+        duration_s: float,
+        ttft_s: float | None,
+        malformed_events: int,
+        reused_connection: bool,
+    ) -> None:
+        self.service = service
+        self.version = version
+        self.endpoint = endpoint
+        self.ending = ending
+        self.result = result
+        self.status = status
+        self.duration_s = duration_s
+        self.ttft_s = ttft_s
+        self.malformed_events = malformed_events
+        self.reused_connection = reused_connection
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """A request as the downstream parser hands it over: the head at once, the body whole or piece by piece."""
 
+from typing import Final
+
 from sidecar.kernel.exchange import Header
 from sidecar.wire.call import Api
 
@@ -79,4 +81,4 @@ class Request:
         return self.held or (not self.has_body and self.method in IDEMPOTENT)
 
 
-IDEMPOTENT = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
+IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})

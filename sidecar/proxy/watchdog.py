@@ -8,12 +8,12 @@ seen up to `SLOT_S` late, never early.
 import asyncio
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Final, Protocol
 
-SLOT_S = 0.02
+SLOT_S: Final = 0.02
 """Deadlines are tens of milliseconds at the very least, and 50 wake-ups a second cost nothing."""
 
-_PER_S = 1 / SLOT_S
+_PER_S: Final = 1 / SLOT_S
 
 
 class Timers(Protocol):

@@ -39,7 +39,10 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SLICE: Final = 100
 """Pieces rendered before the loop may go on: some 300 us at worst."""
 
-INFERENCE_PATHS = frozenset(path.decode() for path in API_BY_PATH)
+INFERENCE_PATHS: Final = frozenset(path.decode() for path in API_BY_PATH)
+
+
+_SUCCESS: Final = Result.SUCCESS
 
 
 class Metrics:
@@ -134,7 +137,7 @@ class Metrics:
     def request(self, record: RequestRecord) -> None:
         """Count one request that ended."""
         result = record.result
-        label = self.models.label(record.model, result is Result.SUCCESS)
+        label = self.models.label(record.model, result is _SUCCESS)
         # By identity: an Enum's hash is a Python function, and its members live as long as the process.
         key = (record.service, label, record.version, id(result))
         series = self._request_series.get(key)
@@ -282,7 +285,7 @@ class _RequestSeries:
         if ttft_s is not None:
             self.tokens.n += tokens
             self.ttft.observe(ttft_s)
-            if tokens > 1 and record.result is Result.SUCCESS:
+            if tokens > 1 and record.result is _SUCCESS:
                 self.tpot.observe((record.duration_s - ttft_s) / (tokens - 1))
         if record.max_gap_s is not None:
             self.gap.observe(record.max_gap_s)

@@ -10,7 +10,7 @@ and the parser is replaced. A transfer coding other than `chunked` has no length
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 import httptools
 
@@ -27,8 +27,10 @@ from sidecar.wire.headers import (
 )
 
 # What is done with a header: read and passed on, read and not passed on, or dropped.
-_READ, _KEPT, _DROPPED = range(3)
-_KINDS = {
+_READ: Final = 0
+_KEPT: Final = 1
+_DROPPED: Final = 2
+_KINDS: Final = {
     b"content-type": _READ,
     b"content-encoding": _READ,
     b"retry-after": _READ,
@@ -39,13 +41,12 @@ _KINDS = {
     b"upgrade": _KEPT,
     b"x-request-id": _DROPPED,
 }
-_KINDS |= dict.fromkeys(HOP_BY_HOP - _KINDS.keys(), _DROPPED)
-_kind_of = _KINDS.get
-_X = ord("x")
-_BODILESS = frozenset({204, 304})
+_KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
+_X: Final = ord("x")
+_BODILESS: Final = frozenset({204, 304})
 
 
-class EngineConnection(asyncio.Protocol):
+class EngineConnection:
     """The protocol object of one engine socket; `on_idle` and `on_gone` belong to the pool."""
 
     __slots__ = (
@@ -294,7 +295,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         sink, self._sink = self._sink, None
-        del self._parser  # it refers back to us, and nothing is fed any more
+        self._parser = None  # type: ignore[assignment]  # it refers back to us, and nothing is fed any more
         self._on_gone(self, self._poisoned)
         if sink is None:
             return
@@ -329,7 +330,7 @@ class EngineConnection(asyncio.Protocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             raise _BadBytes("the head or the trailers exceed 64 KiB")
         lower = name.lower()
-        kind = _kind_of(lower)
+        kind = _KINDS.get(lower)
         if not self._in_head:
             if (kind is None or kind == _READ) and not lower.startswith(OURS):
                 self._trailers.append(b"%b: %b\r\n" % (name, value))

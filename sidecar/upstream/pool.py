@@ -8,7 +8,7 @@ keep-alive connection after 5 s; we close ours before that, so that a request ra
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.address import parse_url
@@ -144,21 +144,23 @@ class Pool:
 
     async def _open(self, target: _Target, protocol: Callable[[], EngineConnection]) -> EngineConnection:
         address = target.address
+        # uvloop asks for the methods only, and a compiled class has no base of asyncio's.
+        factory = cast("Callable[[], asyncio.Protocol]", protocol)
         if address.path:
-            _, connection = await self._loop.create_unix_connection(protocol, address.path)
-            return connection
+            _, connection = await self._loop.create_unix_connection(factory, address.path)
+            return cast(EngineConnection, connection)
         tls = address.scheme == "https"
         if tls and target.tls is None:
             # Reads the system's certificates: some 35 ms in which streams would stand still.
             target.tls = await asyncio.to_thread(_context, target.endpoint)
         _, connection = await self._loop.create_connection(
-            protocol,
+            factory,
             address.host,
             address.port,
             ssl=target.tls,
             server_hostname=address.host if tls else None,
         )
-        return connection
+        return cast(EngineConnection, connection)
 
 
 def _context(endpoint: Endpoint) -> ssl.SSLContext:

@@ -8,18 +8,28 @@ event, or plain text.
 
 import json
 from math import isfinite
+from typing import Final
 
 import msgspec
 
 from sidecar.wire.call import Api
 from sidecar.wire.lenient import python_json, read_as
+from sidecar.wire.shapes import AnswerBody, decode_answer
 
-_TEXT_LIMIT = 512
+_TEXT_LIMIT: Final = 512
 """Characters kept of an error's text: what classifies stands at its start, what follows is often the prompt."""
 
 
-_WRAPPINGS = 3
+_WRAPPINGS: Final = 3
 """Times that an `error` is looked for inside an `error` or `detail`: gateways wrap what their engine said once."""
+
+
+_CHAT: Final = Api.CHAT
+_COMPLETIONS: Final = Api.COMPLETIONS
+_RESPONSES: Final = Api.RESPONSES
+_MESSAGES: Final = Api.MESSAGES
+_EMBEDDINGS: Final = Api.EMBEDDINGS
+_OTHER: Final = Api.OTHER
 
 
 class AnswerError(msgspec.Struct, frozen=True):
@@ -49,31 +59,6 @@ class Answer(msgspec.Struct, frozen=True):
     malformed: bool = False
 
 
-# Members are typed only where the answer's shape hangs on them: a strange one must not hide its neighbours.
-class _Choice(msgspec.Struct, frozen=True, gc=False):
-    finish_reason: object = None
-
-
-class _Body(msgspec.Struct, frozen=True, rename={"kind": "object"}):
-    error: object = None
-    kind: object = None
-    type: object = None
-    detail: object = None
-    message: object = None
-    code: object = None
-    choices: list[_Choice] | None = None
-    output: msgspec.Raw = msgspec.Raw()
-    content: msgspec.Raw = msgspec.Raw()
-    data: msgspec.Raw = msgspec.Raw()
-    usage: object = None
-    status: object = None
-    stop_reason: object = None
-    incomplete_details: object = None
-
-
-_body = msgspec.json.Decoder(_Body).decode
-
-
 def read_answer(api: Api | None, body: bytes, *, status: int = 200) -> Answer:
     """Reads a whole non-stream body; never raises.
 
@@ -88,7 +73,7 @@ def read_answer(api: Api | None, body: bytes, *, status: int = 200) -> Answer:
         error = read_error(body, soft=failed)
         return Answer(error=error, malformed=error is None)
     whole = _is_whole(api, parsed)
-    soft = failed or not (whole or api is None or api is Api.OTHER)
+    soft = failed or not (whole or api is None or api is _OTHER)
     error = _error_of(parsed.error, parsed.kind, parsed.type, parsed.code, parsed.message, parsed.detail, soft=soft)
     return Answer(
         error=error,
@@ -133,11 +118,11 @@ def error_in(parsed: dict[str, object], *, soft: bool) -> AnswerError | None:
     return _error_of(get("error"), get("object"), get("type"), get("code"), get("message"), get("detail"), soft=soft)
 
 
-def _decode(body: bytes) -> _Body:
+def _decode(body: bytes) -> AnswerBody:
     try:
-        return _body(body)
+        return decode_answer(body)
     except msgspec.DecodeError:
-        return read_as(body, _Body)
+        return read_as(body, AnswerBody)
 
 
 def usage_of(body: object, before: Usage | None = None) -> Usage | None:
@@ -191,25 +176,23 @@ def _error_of(
     return None
 
 
-def _is_whole(api: Api | None, body: _Body) -> bool:
-    match api:
-        case Api.CHAT | Api.COMPLETIONS:
-            return body.choices is not None
-        case Api.RESPONSES:
-            return _is_there(body.output) or body.status is not None
-        case Api.MESSAGES:
-            return _is_there(body.content)
-        case Api.EMBEDDINGS:
-            return _is_there(body.data)
-        case Api.OTHER | None:
-            return True
+def _is_whole(api: Api | None, body: AnswerBody) -> bool:
+    if api is _CHAT or api is _COMPLETIONS:
+        return body.choices is not None
+    if api is _RESPONSES:
+        return _is_there(body.output) or body.status is not None
+    if api is _MESSAGES:
+        return _is_there(body.content)
+    if api is _EMBEDDINGS:
+        return _is_there(body.data)
+    return True
 
 
 def _is_there(raw: msgspec.Raw) -> bool:
     return memoryview(raw).nbytes > 0
 
 
-def _finish_of(body: _Body) -> str | None:
+def _finish_of(body: AnswerBody) -> str | None:
     if body.choices:
         return next((word for choice in reversed(body.choices) if (word := word_of(choice.finish_reason))), None)
     return word_of(body.stop_reason) or reason_of(body.incomplete_details) or word_of(body.status)

@@ -8,11 +8,13 @@ clients that work.
 
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
 from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.wire.lenient import read_as
+from sidecar.wire.shapes import CallBody, Number, decode_call, decode_metadata
 
 
 class Api(StrEnum):
@@ -52,6 +54,10 @@ API_BY_PATH = MappingProxyType(
 _api_at = API_BY_PATH.get
 
 
+_RESPONSES: Final = Api.RESPONSES
+_MESSAGES: Final = Api.MESSAGES
+
+
 def api_of(method: bytes, path: bytes) -> Api | None:
     """The API of a request; None if it is no inference (its body then streams through unread).
 
@@ -60,49 +66,33 @@ def api_of(method: bytes, path: bytes) -> Api | None:
     return _api_at(path) if method == b"POST" else None
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class Call:
     """What a body asks for. `model` and `user` are empty where it names none; `n` is answers per prompt, >= 1.
 
     `max_tokens` is the ceiling of the answer in the engine's tokens, None where the engine's default holds.
-    `prompt_bytes` is the size of the prompt as JSON: an estimate's input, not a count of characters.
     """
 
-    api: Api
-    model: str
-    stream: bool
-    user: str
-    max_tokens: int | None
-    n: int
-    prompt_bytes: int
+    __slots__ = ("api", "max_tokens", "model", "n", "stream", "user")
+
+    def __init__(
+        self,
+        api: Api,
+        model: str,
+        stream: bool,
+        user: str,
+        max_tokens: int | None,
+        n: int,
+    ) -> None:
+        self.api = api
+        self.model = model
+        self.stream = stream
+        self.user = user
+        self.max_tokens = max_tokens
+        self.n = n
 
 
-_Number = int | float | str | None
-
-
-class _Metadata(msgspec.Struct, frozen=True, gc=False):
-    user_id: object = None
-
-
-class _Body(msgspec.Struct, frozen=True, gc=False):
-    model: str | None = None
-    stream: bool | int | str | None = None
-    user: str | None = None
-    max_tokens: _Number = None
-    max_completion_tokens: _Number = None
-    max_output_tokens: _Number = None
-    n: _Number = None
-    metadata: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    system: msgspec.Raw = msgspec.Raw()
-
-
-_body = msgspec.json.Decoder(_Body).decode
-_metadata = msgspec.json.Decoder(_Metadata).decode
-
-_TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})
-_FALSE = frozenset({"false", "0", "off", "f", "n", "no"})
+_TRUE: Final = frozenset({"true", "1", "on", "t", "y", "yes"})
+_FALSE: Final = frozenset({"false", "0", "off", "f", "n", "no"})
 
 
 def read_call(api: Api, body: bytes) -> Call:
@@ -112,7 +102,7 @@ def read_call(api: Api, body: bytes) -> Call:
     type that no engine takes; its detail names the field.
     """
     try:
-        parsed = _body(body)
+        parsed = decode_call(body)
     except msgspec.ValidationError as exc:
         raise _bad(_wording(exc)) from exc
     except msgspec.DecodeError as exc:
@@ -124,7 +114,6 @@ def read_call(api: Api, body: bytes) -> Call:
         stream = False
     elif stream is not True and stream is not False:
         stream = _boolean("stream", stream)
-    prompt_bytes = _size(parsed.messages) + _size(parsed.prompt) + _size(parsed.input) + _size(parsed.system)
     n = _integer("n", parsed.n)
     return Call(
         api,
@@ -133,30 +122,25 @@ def read_call(api: Api, body: bytes) -> Call:
         _user(api, parsed),
         _limit(api, parsed),
         1 if n is None or n < 1 else n,
-        prompt_bytes,
     )
 
 
-def _limit(api: Api, body: _Body) -> int | None:
-    if api is Api.RESPONSES:
+def _limit(api: Api, body: CallBody) -> int | None:
+    if api is _RESPONSES:
         return _integer("max_output_tokens", body.max_output_tokens)
     if body.max_completion_tokens is not None:
         return _integer("max_completion_tokens", body.max_completion_tokens)
     return _integer("max_tokens", body.max_tokens)
 
 
-def _user(api: Api, body: _Body) -> str:
-    if body.user is None and api is Api.MESSAGES and _size(body.metadata) > 2:
+def _user(api: Api, body: CallBody) -> str:
+    if body.user is None and api is _MESSAGES and memoryview(body.metadata).nbytes > 2:
         try:
-            user = _metadata(body.metadata).user_id
+            user = decode_metadata(body.metadata).user_id
         except (msgspec.DecodeError, RecursionError):
             return ""
         return user if isinstance(user, str) else ""
     return body.user or ""
-
-
-def _size(raw: msgspec.Raw) -> int:
-    return memoryview(raw).nbytes
 
 
 def _boolean(name: str, value: int | str) -> bool:
@@ -171,7 +155,7 @@ def _boolean(name: str, value: int | str) -> bool:
     raise _bad(f"{name}: expected a boolean")
 
 
-def _integer(name: str, value: _Number) -> int | None:
+def _integer(name: str, value: Number) -> int | None:
     if value is None or type(value) is int:
         return value
     try:
@@ -183,9 +167,9 @@ def _integer(name: str, value: _Number) -> int | None:
     raise _bad(f"{name}: expected an integer")
 
 
-def _lenient(body: bytes, cause: msgspec.DecodeError) -> _Body:
+def _lenient(body: bytes, cause: msgspec.DecodeError) -> CallBody:
     try:
-        return read_as(body, _Body)
+        return read_as(body, CallBody)
     except msgspec.ValidationError as exc:
         raise _bad(_wording(exc)) from exc
     except (ValueError, RecursionError) as exc:

@@ -4,7 +4,9 @@ Names are compared in lower case and forwarded as they were written. Sources: RF
 RFC 9112 section 6 (framing).
 """
 
-HOP_BY_HOP = frozenset(
+from typing import Final
+
+HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -19,16 +21,16 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that speak of one connection only."""
 
-FRAMING = frozenset({b"content-length", b"host", b"expect"})
+FRAMING: Final = frozenset({b"content-length", b"host", b"expect"})
 """Headers that `Connection` may never name away: a peer could have its own request misframed or misrouted by it."""
 
-STANDARD_TOKENS = frozenset({b"close", b"keep-alive", b"upgrade"})
+STANDARD_TOKENS: Final = frozenset({b"close", b"keep-alive", b"upgrade"})
 """Words in `Connection` that name no header."""
 
-OURS = b"x-sidecar-"
+OURS: Final = b"x-sidecar-"
 """Prefix of the headers that only we set."""
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES: Final = 64 * 1024
 """Start line and headers together, and likewise the trailers: what the engines behind us (uvicorn: 64 KiB) take."""
 
 

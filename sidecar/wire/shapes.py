@@ -1,13 +1,64 @@
-"""The shapes of each API's stream events: as much of them as we read, and a decoder for each.
+"""The shapes of JSON that we read, as much of them as we read, and a decoder for each: requests, answers, events.
 
-Members are typed only where an event's shape hangs on them: a strange one must not hide its neighbours, or an engine
-with odd logprobs would seem to send no token at all. What is not named here is skipped, neither built nor judged.
+Members of what an engine sends are typed only where the shape hangs on them: a strange one must not hide its
+neighbours, or an engine with odd logprobs would seem to send no token at all. What is not named here is skipped,
+neither built nor judged.
+
+Shapes have a module of their own because msgspec reads their annotations, which compiled modules do not keep.
 """
 
 import msgspec
 
 Index = int | float | str | None
 """A choice's index: a number, and whatever else an engine puts there, as long as it can be told from others."""
+
+
+Number = int | float | str | None
+"""What engines take for a number (pydantic's lax mode)."""
+
+
+class Metadata(msgspec.Struct, frozen=True, gc=False):
+    """The `metadata` of a Messages request."""
+
+    user_id: object = None
+
+
+class CallBody(msgspec.Struct, frozen=True, gc=False):
+    """A request of any API."""
+
+    model: str | None = None
+    stream: bool | int | str | None = None
+    user: str | None = None
+    max_tokens: Number = None
+    max_completion_tokens: Number = None
+    max_output_tokens: Number = None
+    n: Number = None
+    metadata: msgspec.Raw = msgspec.Raw()
+
+
+class AnswerChoice(msgspec.Struct, frozen=True, gc=False):
+    """A choice of a whole answer."""
+
+    finish_reason: object = None
+
+
+class AnswerBody(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"}):
+    """A whole answer of any API, or an error."""
+
+    error: object = None
+    kind: object = None
+    type: object = None
+    detail: object = None
+    message: object = None
+    code: object = None
+    choices: list[AnswerChoice] | None = None
+    output: msgspec.Raw = msgspec.Raw()
+    content: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.Raw()
+    usage: object = None
+    status: object = None
+    stop_reason: object = None
+    incomplete_details: object = None
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +161,9 @@ class OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"
     type: object = None
 
 
+decode_call = msgspec.json.Decoder(CallBody).decode
+decode_metadata = msgspec.json.Decoder(Metadata).decode
+decode_answer = msgspec.json.Decoder(AnswerBody).decode
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_response = msgspec.json.Decoder(ResponseEvent).decode
 decode_message = msgspec.json.Decoder(MessageEvent).decode

@@ -13,17 +13,19 @@ Rules (WHATWG HTML, "Parsing an event stream"):
 5. Ours: an event longer than the limit is dropped whole and counted; memory held is bounded by the limit.
 """
 
+from typing import Final
+
 Event = tuple[bytes, bytes]
 """Event type (empty if none was named) and data, its lines joined by LF."""
 
-LIMIT_BYTES = 1024 * 1024 + 64 * 1024
+LIMIT_BYTES: Final = 1024 * 1024 + 64 * 1024
 """Longest event read: 1 MiB of data (audio, long tool arguments) and its field names."""
 
 # Numbers: looking for one in bytes costs a seventh of looking for a bytes object of length one.
-_LF = 0x0A
-_CR = 0x0D
+_LF: Final = 0x0A
+_CR: Final = 0x0D
 
-_BOM = b"\xef\xbb\xbf"
+_BOM: Final = b"\xef\xbb\xbf"
 
 
 class SseReader:

@@ -10,7 +10,7 @@ counts as malformed. An error wins over every later end marker: engines end brok
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -32,11 +32,11 @@ from sidecar.wire.shapes import (
 )
 from sidecar.wire.sse import LIMIT_BYTES, SseReader
 
-_MAX_CHOICES = 4096
+_MAX_CHOICES: Final = 4096
 """Choice indexes followed per stream: far above any `n`, and a bound on what a broken engine can make us hold."""
 
 
-_UNREADABLE = (msgspec.DecodeError, RecursionError)
+_UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
 
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
@@ -237,7 +237,7 @@ def _see_response(reader: StreamReader, kind: bytes, data: bytes) -> None:
         reader.tool_call = event.item.type[-5:] == "_call"
 
 
-_RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
 def _end_response(reader: StreamReader, name: str, response: Response) -> None:
@@ -318,7 +318,7 @@ _SEE: dict[Api, _See] = {
     Api.OTHER: _see_other,
 }
 
-_MARKED = frozenset({Api.CHAT, Api.COMPLETIONS, Api.EMBEDDINGS, Api.OTHER})
+_MARKED: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.EMBEDDINGS, Api.OTHER})
 """APIs whose end marker is `[DONE]`; behind another API's marker it is an ornament."""
 
 

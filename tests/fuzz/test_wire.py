@@ -166,7 +166,6 @@ def test_a_request_body_is_a_call_or_a_bad_request(api: Api, data: bytes) -> Non
         assert call.max_tokens is None or type(call.max_tokens) is int
         assert type(call.n) is int
         assert call.n >= 1
-        assert call.prompt_bytes >= 0
 
 
 @FUZZ

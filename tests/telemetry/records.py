@@ -1,5 +1,7 @@
 """Records as the request path hands them out, and the scrape as Prometheus reads it."""
 
+from typing import Any
+
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -41,19 +43,6 @@ _REQUEST = RequestRecord(
     finish_reason="stop",
 )
 
-_ATTEMPT = AttemptRecord(
-    service="chat",
-    version="v1",
-    endpoint=NODE,
-    ending=Ending.COMPLETE,
-    result=Result.SUCCESS,
-    status=200,
-    duration_s=2.0,
-    ttft_s=0.5,
-    malformed_events=0,
-    reused_connection=True,
-)
-
 
 def request(**changes: object) -> RequestRecord:
     """A chat stream that went well, changed as given."""
@@ -62,7 +51,19 @@ def request(**changes: object) -> RequestRecord:
 
 def attempt(**changes: object) -> AttemptRecord:
     """An attempt that went well, changed as given."""
-    return msgspec.structs.replace(_ATTEMPT, **changes)
+    members: dict[str, Any] = {
+        "service": "chat",
+        "version": "v1",
+        "endpoint": NODE,
+        "ending": Ending.COMPLETE,
+        "result": Result.SUCCESS,
+        "status": 200,
+        "duration_s": 2.0,
+        "ttft_s": 0.5,
+        "malformed_events": 0,
+        "reused_connection": True,
+    }
+    return AttemptRecord(**members | changes)
 
 
 def transition(
