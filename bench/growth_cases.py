@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bench.path_cost import ANSWER, BODY, HEAD, _Connector, _Transport
-from sidecar.core.breaker import Breaker, Permit, Scope
+from sidecar.core.breaker import Action, Breaker, Permit, Scope
 from sidecar.core.fleet import Fleet, Node, ServiceState
 from sidecar.downstream.connection import ClientConnection
 from sidecar.kernel.errors import Reason
@@ -35,6 +35,7 @@ HOUR = Seconds(3600)
 FLOORED = NodeBreaker(open_s=HOUR, open_max_s=HOUR)
 NO_FLOOR = NodeBreaker(open_s=HOUR, open_max_s=HOUR, min_closed_ratio=0.0)
 SESSION = SessionBreaker(open_s=HOUR, open_max_s=HOUR)
+FEW_NAMES = 200  # more than the metrics have labels for; all further names share one
 SEED = 20  # which endpoints and sessions are asked, and in which order, is the same in every run
 
 Ask = Iterator[bytes]
@@ -162,8 +163,8 @@ class Path:
 class Case:
     """What grows, to which sizes, and how much dearer the largest may be than the smallest.
 
-    `build` gives a path and an endless supply of requests. `expect` is what clients may get. `stir` moves some breaker
-    before each request.
+    `build` gives a path and an endless supply of requests. `expect` is what clients may get. `stir`: orders to one
+    endpoint's breaker, one before each request, in turn.
     """
 
     name: str
@@ -172,7 +173,7 @@ class Case:
     build: Callable[[int], tuple[Path, Ask]]
     bound: float = 1.5
     expect: frozenset[int] = frozenset({200})
-    stir: bool = False
+    stir: tuple[Action, ...] = ()
 
 
 def service(
@@ -224,10 +225,9 @@ def trip(node: Node, now: float) -> None:
     raise RuntimeError(f"the breaker of {node.key} does not open")
 
 
-def stir(path: Path, turn: int) -> None:
+def stir(path: Path, action: Action) -> None:
     """Move the breaker of one endpoint, so that nothing found out about the others may be kept."""
-    key = next(iter(path.first.nodes))
-    path.fleet.override(Scope.NODE, key, "close" if turn % 2 else "open", path.now(), "bench")
+    path.fleet.override(Scope.NODE, next(iter(path.first.nodes)), action, path.now(), "bench")
 
 
 def endpoints(count: int) -> tuple[Path, Ask]:
@@ -259,11 +259,16 @@ def services(count: int) -> tuple[Path, Ask]:
 
 def services_by_glob(count: int) -> tuple[Path, Ask]:
     path = Path(*(service(2, f"s{number}", (f"team-{number}/*",)) for number in range(count)))
+    for number in range(max(2 * count, FEW_NAMES)):
+        path.ask(asked("", b"team-%d/warm-%d" % (number % count, number)))
     return path, never_seen(lambda chance: b"team-%d/" % chance.randrange(count))
 
 
 def endpoints_new_models(count: int) -> tuple[Path, Ask]:
-    return Path(service(count)), never_seen(lambda chance: b"")
+    path = Path(service(count))
+    for number in range(FEW_NAMES):
+        path.ask(asked("", b"warm-%d" % number))
+    return path, never_seen(lambda chance: b"")
 
 
 def mostly_open(count: int) -> tuple[Path, Ask]:
@@ -334,9 +339,17 @@ CASES = (
     Case("services", "each with a model of its own", (1, 100, 1_000), services),
     Case("canary", "endpoints; split 95/5, bound sessions", SOME, canary),
     Case("open", "endpoints, as many open as the floor lets", SOME, mostly_open),
-    Case("open-moving", "the same, a breaker moves before each request", SOME, mostly_open, stir=True),
+    Case("open-moving", "the same, a breaker moves before each request", SOME, mostly_open, stir=("open", "close")),
     Case("nearly-all-open", "endpoints, 1 of 100 closed, no floor", SOME, nearly_all_open),
     Case("all-open", "endpoints, all refuse", ENDPOINTS, all_open, expect=REFUSED),
+    Case(
+        "all-open-moving",
+        "the same, a breaker moves before each request",
+        SOME,
+        all_open,
+        expect=REFUSED,
+        stir=("open",),
+    ),
     Case("all-full", "endpoints, all inside their Retry-After", ENDPOINTS, all_full, expect=frozenset({429})),
     Case("canary-open", "endpoints, v1 as open as the floor lets, bound sessions", SOME, canary_mostly_open),
     Case(
@@ -372,7 +385,7 @@ class Arm:
         began = time.process_time()
         for turn, request in enumerate(requests):
             if moves:
-                stir(path, turn)
+                stir(path, moves[turn % len(moves)])
             ask(request)
         took = time.process_time() - began
         got = witness.statuses

@@ -7,14 +7,13 @@ import gc
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import uvloop
+from aiohttp.test_utils import make_mocked_request
 
 from bench.growth_cases import Path, service, session_names
-from sidecar.admin import views
-from sidecar.admin.app import SLICE
+from sidecar.admin.app import application
 from sidecar.admin.facts import Phase
 from sidecar.core.fleet import Fleet
 from sidecar.policy.schema import Snapshot
@@ -92,37 +91,23 @@ async def _as_coroutine(page: Awaitable[object]) -> object:
     return await page
 
 
-async def _breakers(path: Path) -> None:
-    # As the page does it.
-    lines = views.breakers(FactsOf(path))
-    while some := list(islice(lines, SLICE)):
-        views.encode(some)
-        await _turn()
+def _page(url: str) -> Callable[[Path], Awaitable[object]]:
+    """A page by the handler that serves it."""
 
+    async def page(path: Path) -> None:
+        path.metrics.watch_fleet(path.fleet, path.now)
+        request = make_mocked_request("GET", url)
+        found = await application(FactsOf(path)).router.resolve(request)
+        response = await found.handler(request)
+        if response.status != 200:
+            raise RuntimeError(f"{url} answered {response.status}")
 
-async def _scrape(path: Path) -> None:
-    path.metrics.watch_fleet(path.fleet, path.now)
-    await path.metrics.render()
-
-
-async def _health(path: Path) -> None:
-    views.encode(views.health(FactsOf(path)))
-
-
-async def _routes(path: Path) -> None:
-    views.encode(views.routes(FactsOf(path)))
+    return page
 
 
 async def _reload(path: Path) -> None:
     policies = tuple(each.policy for each in path.fleet.services.values())
     path.fleet.apply(Snapshot(version=2, services=policies), path.now())
-
-
-class _turn:
-    """`asyncio.sleep(0)`, which only an event loop may drive."""
-
-    def __await__(self) -> Any:
-        yield
 
 
 def _tripped(count: int) -> Path:
@@ -137,10 +122,10 @@ def _wide(count: int) -> Path:
 
 
 STEPS = (
-    Step("GET /breakers, tripped sessions", SESSIONS, _tripped, _breakers),
-    Step("GET /metrics, tripped sessions", SESSIONS, _tripped, _scrape),
-    Step("GET /metrics, endpoints", ENDPOINTS, _wide, _scrape),
-    Step("GET /healthz, endpoints", ENDPOINTS, _wide, _health),
-    Step("GET /routes, endpoints", ENDPOINTS, _wide, _routes),
+    Step("GET /breakers, tripped sessions", SESSIONS, _tripped, _page("/breakers")),
+    Step("GET /metrics, tripped sessions", SESSIONS, _tripped, _page("/metrics")),
+    Step("GET /metrics, endpoints", ENDPOINTS, _wide, _page("/metrics")),
+    Step("GET /healthz, endpoints", ENDPOINTS, _wide, _page("/healthz")),
+    Step("GET /routes, endpoints", ENDPOINTS, _wide, _page("/routes")),
     Step("a reload without a change, endpoints", ENDPOINTS, _wide, _reload, bounded=False),
 )
