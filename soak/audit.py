@@ -169,6 +169,9 @@ def _check_told(ledger: Ledger, before: Told, told: Told) -> None:
             ledger.breach(
                 "no object of a request is left", f"{count} {name}, {before.objects.get(name, 0)} at the start"
             )
+    for name, count in sorted(told.garbage.items()):
+        if name.startswith(LIFETIME):
+            ledger.breach("no object of a request waits for the collector", f"{count} {name}")
     sessions = told.objects.get("sidecar.core.fleet.Session", 0)
     if sessions > sum(policies.SESSION_BOUNDS.values()):
         ledger.breach("sessions keep their bound", f"{sessions} sessions are alive")

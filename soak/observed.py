@@ -28,27 +28,35 @@ TELL = "SOAK_TELL"
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What the process holds. `objects`: live instances of the sidecar's own classes, garbage not counted."""
+    """What the process holds. `objects`: live instances of the sidecar's own classes; `garbage`: those that were dead
+    and waited for the collector, which may take its time and keep megabytes until then."""
 
     serial: int
     pid: int
     tasks: int
     held: list[str]
     objects: dict[str, int]
+    garbage: dict[str, int]
 
 
 def tell(running: Running, into: Path, serial: int) -> None:
     """Write what is held now. Blocks the loop for a collection; nobody asks under measured load."""
+    before = _objects()
     gc.collect()
-    found = Counter(
+    objects = _objects()
+    told = Told(serial, os.getpid(), len(asyncio.all_tasks()), held(running), dict(objects), dict(before - objects))
+    part = into.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(told))
+    part.replace(into)
+
+
+def _objects() -> Counter[str]:
+    """Objects of the sidecar's own classes, by class; those that the collector does not track are not among them."""
+    return Counter(
         f"{kind.__module__}.{kind.__qualname__}"
         for kind in map(type, gc.get_objects())
         if kind.__module__.startswith("sidecar.")
     )
-    told = Told(serial, os.getpid(), len(asyncio.all_tasks()), held(running), dict(found))
-    part = into.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(told))
-    part.replace(into)
 
 
 def observe(into: Path) -> None:

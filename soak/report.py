@@ -26,6 +26,7 @@ RULES = (
     "no task is left",
     "no thread is left",
     "no object of a request is left",
+    "no object of a request waits for the collector",
     "sessions keep their bound",
     "memory is flat",
     "SIGTERM ends it",
