@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-path bench-growth bench-micro clean
+.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-path bench-growth bench-micro soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,9 @@ bench-growth: setup  ## cost per request by number of endpoints, sessions, servi
 # The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
 bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json
 	$(BIN)/pytest bench/micro --benchmark-timer=time.process_time --benchmark-disable-gc --benchmark-quiet $(MICRO)
+
+soak: setup  ## ten minutes of traffic, faults and aborts, then what is left; see SOAK, such as SOAK="--minutes 2 --seed 7"
+	$(BIN)/python -m soak $(SOAK)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -281,7 +281,7 @@ class Soak:
     async def _until(self, ready: Callable[[], bool], limit_s: float) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time() + limit_s
-        while not ready() and loop.time() < due:  # noqa: ASYNC110 - polled at the end only
+        while not ready() and loop.time() < due:
             await asyncio.sleep(0.05)
 
 
