@@ -5,12 +5,13 @@
 PYTHON ?= $(shell for each in python3.11 python3 python3.12 python3.13; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done || echo python3)
 VENV ?= .venv
+EXTRA ?= dev
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-path bench-growth bench-micro soak clean
+.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-path bench-growth bench-micro soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,7 +24,7 @@ $(STAMP): pyproject.toml
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(BIN)/python install pip; }
 	$(PIP) --upgrade pip
-	PYTHONWARNINGS=ignore $(PIP) -e '.[dev]'
+	PYTHONWARNINGS=ignore $(PIP) -e '.[$(EXTRA)]'
 	@touch $(STAMP)
 
 setup: $(STAMP)  ## the virtual environment with everything in it
@@ -72,6 +73,11 @@ bench-micro: setup  ## the request path's parts against their budgets in ns; see
 
 soak: setup  ## ten minutes of traffic, faults and aborts, then what is left; see SOAK, such as SOAK="--minutes 2 --seed 7"
 	$(BIN)/python -m soak $(SOAK)
+
+# In an environment of its own, so that no test and no sidecar ever runs where gevent is.
+load:  ## a claim under load: SCENARIO=stall, without it the list; see LOAD, such as LOAD="--seconds 60 --json"
+	@$(MAKE) --no-print-directory --silent setup VENV=build/loadtest EXTRA=load
+	@build/loadtest/bin/python -m loadtest $(or $(SCENARIO),list) $(LOAD)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

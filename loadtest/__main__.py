@@ -25,7 +25,7 @@ examples:
   python -m loadtest list
   python -m loadtest stall
   python -m loadtest stall --seconds 90 --users 120 --json
-  python -m loadtest stall --seconds 120 --service '{}'         the same under the default policy
+  python -m loadtest stall --seconds 120 --patience 60 --service '{}'   under the default policy
   python -m loadtest kill --broken                              must fail: breakers are off
   python -m loadtest surge --url http://10.0.0.7:9400 --admin http://10.0.0.7:9401 --model llama --users 40
 """
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model=args.model,
         headers=tuple(args.header),
         ttft_s=args.ttft,
+        patience_s=args.patience,
         service=args.service,
         broken=args.broken,
     )
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--ttft", type=_number(0.001, 600.0), default=0.0, help="seconds; a later first token is no good"
+    )
+    parser.add_argument(
+        "--patience", type=_number(0.1, 3600.0), default=0.0, help="seconds a user waits for a byte before leaving"
     )
     parser.add_argument(
         "--service",

@@ -8,7 +8,7 @@ it patches sockets and sleeps for gevent, which is why this module comes first (
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import gevent
 import msgspec
@@ -21,7 +21,7 @@ from loadtest.scenario import Scenario
 from loadtest.shapes import Shape
 from loadtest.sse_client import Ask
 from loadtest.stage import Stage, StageError, remote, simulated
-from loadtest.tally import CHAT, Tally, quantile
+from loadtest.tally import CHAT, Tally
 
 SPAWN_PER_S = 100.0
 """A shape's step is a step, as far as locust makes one without a warning."""
@@ -40,6 +40,7 @@ class Options(msgspec.Struct, frozen=True):
     model: str = "demo"
     headers: tuple[tuple[str, str], ...] = ()
     ttft_s: float = 0.0
+    patience_s: float = 0.0
     service: dict[str, object] | None = None
     """None: the scenario's."""
     broken: bool = False
@@ -78,6 +79,9 @@ def run(scenario: Scenario, options: Options) -> Outcome:
     setting = scenario.broken_setting if options.broken else scenario.setting
     if options.service is not None:
         setting = msgspec.structs.replace(setting, service=options.service)
+    if options.patience_s:
+        plan = msgspec.structs.replace(scenario.plan, patience_s=options.patience_s)
+        scenario = msgspec.structs.replace(scenario, plan=plan)
     seconds = options.seconds or scenario.seconds
     tally = Tally()
     where = (
@@ -87,7 +91,7 @@ def run(scenario: Scenario, options: Options) -> Outcome:
     )
     with where as stage:
         print(f"{scenario.name}: {scenario.claim}", file=sys.stderr)
-        lags = _load(scenario, options, stage)
+        _load(scenario, options, stage)
         stage.conclude()
     evidence = Evidence(tally, stage.facts, seconds, options.ttft_s or scenario.ttft_s)
     marks = scenario.marks(evidence)
@@ -96,15 +100,15 @@ def run(scenario: Scenario, options: Options) -> Outcome:
         scenario.claim,
         all(mark.ok is not False for mark in marks) and any(mark.ok for mark in marks),
         marks,
-        _figures(evidence, lags),
+        _figures(evidence),
         tally.endings(),
         stage.facts.changes,
         [f"{record.ended} at {record.began_s:.1f} s: {record.detail}" for record in tally.broken()[:5]],
     )
 
 
-def _load(scenario: Scenario, options: Options, stage: Stage) -> Sequence[float]:
-    """The load from its first user to its last stream's end; how late this process was, s, for the figures."""
+def _load(scenario: Scenario, options: Options, stage: Stage) -> None:
+    """The load from its first user to its last stream's end."""
     tally = stage.tally
     StreamUser.plan, StreamUser.tally, StreamUser.stage = scenario.plan, tally, stage
     StreamUser.chance = random.Random(1)
@@ -124,11 +128,10 @@ def _load(scenario: Scenario, options: Options, stage: Stage) -> Sequence[float]
     crashes: list[str] = []
     environment.events.user_error.add_listener(lambda exception, **_: crashes.append(f"a user: {exception!r}"))
     runner = environment.create_local_runner()
-    lags: list[float] = []
     beside = [
         gevent.spawn(_guarded, crashes, "the fault", lambda: scenario.fault(stage)),
         gevent.spawn(_guarded, crashes, "the watcher", stage.watch),
-        gevent.spawn(_measure_lag, stage, lags),
+        gevent.spawn(_measure_lag, stage),
         gevent.spawn(_progress, stage),
     ]
     try:
@@ -147,7 +150,6 @@ def _load(scenario: Scenario, options: Options, stage: Stage) -> Sequence[float]
         runner.quit()
     if crashes:
         raise StageError("; ".join(crashes[:3]))
-    return lags
 
 
 def _guarded(crashes: list[str], who: str, act: Callable[[], None]) -> None:
@@ -157,12 +159,12 @@ def _guarded(crashes: list[str], who: str, act: Callable[[], None]) -> None:
         crashes.append(f"{who}: {type(exc).__name__}: {exc}")
 
 
-def _measure_lag(stage: Stage, lags: list[float]) -> None:
+def _measure_lag(stage: Stage) -> None:
     """How late this process wakes: what of the gaps and first tokens is the load's own doing."""
     while not stage.over:
         before = time.perf_counter()
         gevent.sleep(LAG_PERIOD_S)
-        lags.append(time.perf_counter() - before - LAG_PERIOD_S)
+        stage.facts.lags_s.append((stage.elapsed_s, time.perf_counter() - before - LAG_PERIOD_S))
 
 
 def _progress(stage: Stage) -> None:
@@ -176,7 +178,7 @@ def _progress(stage: Stage) -> None:
         )
 
 
-def _figures(evidence: Evidence, lags: Sequence[float]) -> dict[str, float]:
+def _figures(evidence: Evidence) -> dict[str, float]:
     """What is worth knowing of every run."""
     tally = evidence.tally
     streams = tally.of(CHAT)
@@ -187,7 +189,7 @@ def _figures(evidence: Evidence, lags: Sequence[float]) -> dict[str, float]:
         "first_token_p99_s": tally.ttft_s(0.99),
         "gap_p50_s": tally.gap_s(0.5),
         "gap_p99_s": tally.gap_s(0.99),
-        "load_lag_p99_s": quantile(lags, 0.99),
+        "load_lag_p99_s": evidence.lag_s(0.99),
         "proxy_rss_mb": max((value for _, value in evidence.facts.rss_bytes), default=0.0) / 1e6,
         **evidence.facts.notes,
     }

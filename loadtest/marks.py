@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.tally import Tally
+from loadtest.tally import Tally, quantile
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
 
@@ -41,6 +41,8 @@ class Facts(msgspec.Struct):
     changes: list[tuple[float, str, str]] = []
     """(time s, breaker, new state) as polled: short states may be missed, `opened` misses none."""
     rss_bytes: list[tuple[float, float]] = []
+    lags_s: list[tuple[float, float]] = []
+    """(time s, how late the load's own process woke, s): what of the clients' figures is its own doing."""
     has_admin: bool = True
     faulted: bool = True
     """False against a real URL, where nothing is broken on purpose."""
@@ -53,6 +55,10 @@ class Evidence(msgspec.Struct, frozen=True):
     facts: Facts
     seconds: float
     ttft_s: float
+
+    def lag_s(self, at: float, since_s: float = 0.0) -> float:
+        """The quantile `at` (0-1) of the load's own lateness since then, s; nan where it was not measured."""
+        return quantile((lag for when, lag in self.facts.lags_s if when >= since_s), at)
 
 
 def accounted(evidence: Evidence) -> Mark:

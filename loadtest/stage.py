@@ -188,7 +188,7 @@ class Stage:
         self.target = target
         self.admin = admin
         self.seconds = seconds
-        self.facts = Facts(notes={}, final_states={}, changes=[], rss_bytes=[], has_admin=admin is not None)
+        self.facts = Facts(has_admin=admin is not None)
         self.engines: list[EngineProcess] = []
         self.proxy: Child | None = None
         self.over = False
