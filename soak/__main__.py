@@ -49,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0.01 <= arguments.cpu <= 0.9:
         parser.error("--cpu: between 0.01 and 0.9; at a full core there is nothing left to see faults with")
     options = Options(arguments.minutes, arguments.seed, arguments.cpu, arguments.program)
-    return uvloop.run(_soak(options, arguments.json))
+    try:
+        return uvloop.run(_soak(options, arguments.json))
+    except KeyboardInterrupt:
+        say("ended at once: nothing was checked")
+        return 130
 
 
 async def _soak(options: Options, as_json: bool) -> int:

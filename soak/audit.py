@@ -148,7 +148,7 @@ async def _let_go(proxy: SidecarProcess, ledger: Ledger, baseline: Baseline) -> 
             return metrics
         if loop.time() >= due:
             break
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
     for name, value in held.items():
         ledger.breach("nothing is held", f"{name} is {value:g}")
     if sockets:
