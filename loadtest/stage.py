@@ -224,7 +224,9 @@ class Stage:
         if self._policy is None:
             raise StageError("there is no policy of ours to write: the sidecar is not ours")
         fresh = self._policy.with_suffix(".new")
-        fresh.write_text(policy_text(service, self.engines, self.setting.versions), encoding="utf-8")
+        fresh.write_text(
+            policy_text(service, [engine.key for engine in self.engines], self.setting.versions), encoding="utf-8"
+        )
         fresh.replace(self._policy)
 
     def watch(self) -> None:
@@ -256,11 +258,9 @@ class Stage:
         return 0.0 if self.admin is None else self.admin.total("sidecar_breaker_transitions_total", new="open")
 
 
-def policy_text(service: dict[str, Any], engines: Sequence[EngineProcess], versions: Sequence[str]) -> str:
-    """A policy file (JSON is YAML) with one service for these engines."""
-    endpoints = [
-        {"url": f"http://{engine.key}", "version": version} for engine, version in zip(engines, versions, strict=True)
-    ]
+def policy_text(service: dict[str, Any], keys: Sequence[str], versions: Sequence[str]) -> str:
+    """A policy file (JSON is YAML) with one service for the endpoints `keys` (`host:port`)."""
+    endpoints = [{"url": f"http://{key}", "version": version} for key, version in zip(keys, versions, strict=True)]
     services = [{"name": "load", "endpoints": endpoints, **service}]
     return json.dumps({"apiVersion": "sidecar/v1", "kind": "Policy", "services": services}, indent=1)
 
@@ -276,7 +276,9 @@ def simulated(setting: Setting, tally: Tally, seconds: float) -> Iterator[Stage]
             for at in range(len(setting.versions)):
                 engines.append(EngineProcess(directory, f"engine-{at + 1}", setting.script))
             policy = directory / "policy.yaml"
-            policy.write_text(policy_text(setting.service, engines, setting.versions), encoding="utf-8")
+            policy.write_text(
+                policy_text(setting.service, [engine.key for engine in engines], setting.versions), encoding="utf-8"
+            )
             if setting.leaky:
                 upstreams = [str(engine.port) for engine in engines]
                 proxy = Child(directory, "leaky", ["loadtest.leaky", *upstreams])
