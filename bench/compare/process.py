@@ -16,6 +16,10 @@ CPUCLOCK_SCHED = 2
 Python has it for threads only."""
 
 
+class NotStarted(RuntimeError):
+    """A child ended at once, or did not listen in time; its message ends with what it said."""
+
+
 @dataclass
 class Process:
     """A child and its own children; the port it listens on."""
@@ -77,7 +81,7 @@ def spawn(
     """Start a child pinned to `core` in the folder `work`; returns when its port answers. Its output goes to files in
     there.
 
-    Raises RuntimeError with the end of its output if it ends, or does not listen in time.
+    Raises NotStarted if it ends, or does not listen in time.
     """
     mine = os.sched_getaffinity(0)
     with (work / "stdout").open("wb") as out, (work / "stderr").open("wb") as err:
@@ -98,7 +102,7 @@ def spawn(
             if code is not None or time.monotonic() > deadline:
                 process.end()
                 how = f"ended with {code}" if code is not None else f"did not listen within {within_s:g} s"
-                raise RuntimeError(f"{name} {how}: {_last_words(work)}") from exc
+                raise NotStarted(f"{name} {how}: {_last_words(work)}") from exc
             time.sleep(0.05)
 
 

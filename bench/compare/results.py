@@ -123,7 +123,8 @@ def spread(values: list[float]) -> Spread | None:
 
 
 def to_json(results: Results) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
+    """One line for each sample: a new run's differences can be read."""
+    return msgspec.json.encode(results).replace(b'{"arm":', b'\n{"arm":') + b"\n"
 
 
 def from_json(data: bytes) -> Results:

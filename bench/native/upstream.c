@@ -2,10 +2,12 @@
  *
  *     upstream PORT
  *
- * One thread, epoll. POST /_bench?deltas=N&interval_us=N&event_bytes=N says how streams that begin from then on look;
- * a body with "stream": true gets such a stream, any other POST a chat completion, any GET a list of models (routers ask
- * for one). A stream's role chunk goes out with its first delta, its finish chunk and [DONE] with its last: what a
- * window counts is deltas, each of which is one send. Every delta carries when it was sent.
+ * One thread, epoll. A body with "stream": true gets a stream, any other POST a chat completion, any GET a list of models
+ * (routers ask for one). A stream's role chunk goes out with its first delta, its finish chunk and [DONE] with its last:
+ * what a window counts is deltas, each of which is one send. Every delta carries when it was sent.
+ *
+ * POST /_bench?deltas=N&interval_us=N&event_bytes=N&in_step=0|1 says how streams that begin from then on look. In step,
+ * all of them tick together, as the streams of an engine's batch do.
  *
  * For load that trusts it: requests without a content-length, or of more than 16 KB, are refused. */
 
@@ -25,6 +27,7 @@ struct shape {
     int64_t interval_ns;
     int deltas;
     int event_bytes;
+    bool in_step;
 };
 
 struct connection {
@@ -176,6 +179,7 @@ static void reshape(const char *head) {
     shape.interval_ns = 1000 * knob(query, "interval_us=", shape.interval_ns / 1000, 3600 * 1000000L);
     shape.deltas = (int)knob(query, "deltas=", shape.deltas, 999999);
     shape.event_bytes = (int)knob(query, "event_bytes=", shape.event_bytes, EVENT_MAX - 256);
+    shape.in_step = knob(query, "in_step=", shape.in_step, 1);
     if (shape.deltas < 1) shape.deltas = 1;
 }
 
@@ -247,6 +251,7 @@ static void pace(void) {
             leave(c);
         } else if (c->sent < c->shape.deltas) {
             c->due += c->shape.interval_ns;
+            if (c->shape.in_step && c->shape.interval_ns > 0) c->due -= c->due % c->shape.interval_ns;
             list(c);
         } else if (!answer(c)) {
             leave(c);
