@@ -21,8 +21,10 @@ from pathlib import Path
 
 from bench import setup
 from bench.compare.arms import arms
+from bench.compare.kinds import KINDS, MEMORY
+from bench.compare.load import load_version
 from bench.compare.machine import machine
-from bench.compare.measure import KINDS, MEMORY, Plan, measure
+from bench.compare.measure import Plan, measure
 from bench.compare.panels import draw
 from bench.compare.process import allow_files
 from bench.compare.report import text, write
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(said)
     if args.quick:
         args.rounds, args.seconds = 1, 1.0
+        args.arms = args.arms or ",".join(name for name in arms(_pythons(args.sidecar_python)) if name != "litellm")
+        args.kinds = args.kinds or ",".join(kind for kind in ALL_KINDS if kind not in ("batch", "suite"))
     if args.read:
         results = from_json(args.read.read_bytes())
     else:
@@ -53,7 +57,7 @@ def _plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Plan:
     """What was asked for; what is needed for it is installed."""
     known = arms(_pythons(args.sidecar_python))
     wanted = [name for name in args.arms.split(",") if name] or list(known)
-    kinds = args.kinds.split(",")
+    kinds = [kind for kind in args.kinds.split(",") if kind] or list(ALL_KINDS)
     for what, asked, there in (("arms", wanted, known), ("kinds", kinds, ALL_KINDS)):
         if unknown := [name for name in asked if name not in there]:
             parser.error(f"unknown {what}: {', '.join(unknown)}; there are {', '.join(there)}")
@@ -76,6 +80,7 @@ def _results(plan: Plan, said: list[str]) -> Results:
         arms={name: arm.what for name, arm in plan.arms.items()},
         versions={name: arm.version() for name, arm in plan.arms.items()},
         missing=missing,
+        load=load_version(),
     )
 
 
@@ -121,10 +126,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arms", default="", help="default all that install")
-    parser.add_argument("--kinds", default=",".join(ALL_KINDS), help="default %(default)s")
+    parser.add_argument("--kinds", default="", help=f"of load; default {','.join(ALL_KINDS)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measured window")
-    parser.add_argument("--quick", action="store_true", help="one round of one second each")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of one second each, without LiteLLM and the longer streams"
+    )
     parser.add_argument("--cores", default="0,1", metavar="A,B", help="the proxy's, and load's and upstream's")
     parser.add_argument(
         "--sidecar-python",

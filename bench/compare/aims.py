@@ -25,16 +25,17 @@ class _Aim:
     show: Callable[[Spread], str]
 
 
-def shown(spread: Spread, digits: int, unit: str = "") -> str:
+def shown(spread: Spread, digits: int, unit: str = "", sign: str = "") -> str:
     """Median and range."""
-    span = f" ({spread.least:.{digits}f} to {spread.most:.{digits}f})" if spread.rounds > 1 else ""
-    return f"{spread.median:.{digits}f}{unit}{span}"
+    form = f"{sign}.{digits}f"
+    span = f" ({spread.least:{form}} to {spread.most:{form}})" if spread.rounds > 1 else ""
+    return f"{spread.median:{form}}{unit}{span}"
 
 
-def _ratio(arm: str, base: str, kind: str, limit: float, what: str) -> _Aim:
-    return _Aim(
-        what, f"<= {limit:.2g}", lambda r: r.ratio(arm, base, kind), limit, lambda s: shown(s, 3 if limit < 0.1 else 2)
-    )
+def _ratio(arm: str, base: str, kind: str, limit: float, what: str, aim: str = "") -> _Aim:
+    """CPU of ours over theirs."""
+    digits = 2 if limit > 0.1 else 4
+    return _Aim(what, aim or f"<= {limit:.2f}", lambda r: r.ratio(arm, base, kind), limit, lambda s: shown(s, digits))
 
 
 def _sooner(kind: str, time: str, share: str, what: str) -> _Aim:
@@ -44,7 +45,7 @@ def _sooner(kind: str, time: str, share: str, what: str) -> _Aim:
         "<= Envoy's",
         lambda r: r.added_us("sidecar", kind, time, share, base="envoy"),
         0.0,
-        lambda s: f"{s.median:+.0f} us against Envoy's ({s.least:+.0f} to {s.most:+.0f})",
+        lambda s: f"Envoy's {shown(s, 0, ' us', sign='+')}",
     )
 
 
@@ -83,8 +84,8 @@ AIMS = (
         12.0,
         lambda s: shown(s, 1, " KB"),
     ),
-    _ratio("sidecar", "litellm", "requests", 0.01, "CPU per request / LiteLLM's"),
-    _ratio("sidecar", "aiohttp", "requests", 1 / 3, "CPU per request / aiohttp's, end to end"),
+    _ratio("sidecar", "litellm", "requests", 0.01, "CPU per request / LiteLLM's", "<= 1/100"),
+    _ratio("sidecar", "aiohttp", "requests", 1 / 3, "CPU per request / aiohttp's, end to end", "<= 1/3"),
 )
 
 

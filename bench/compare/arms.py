@@ -5,6 +5,7 @@ upstream can do, and what every added time counts from.
 """
 
 import os
+import re
 import string
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from bench.setup import ROOT, debian_program, missing
 CONFIG = Path(__file__).parent / "config"
 BENCH = Path(__file__).parents[1]
 
+VERSION = r"\d+\.\d+\.\d+\S*?(?=/|\s|$)"
 LOG_FILE = "access.log"
 ENVOY_LOG = (
     '{{name: envoy.access_loggers.file, typed_config: {{"@type": '
@@ -79,13 +81,14 @@ class Arm:
         return not self.kinds or kind in self.kinds
 
 
-def _said(*command: str, env: dict[str, str] | None = None) -> str:
-    """The first line that a command says, stderr as good as stdout."""
+def _said(*command: str, env: dict[str, str] | None = None, part: str = ".*") -> str:
+    """The first line that a command says, stderr as good as stdout; of it what the pattern `part` finds."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **(env or {})}
     )
     lines = (done.stdout + done.stderr).strip().splitlines()
-    return lines[0].strip() if lines else "unknown"
+    found = re.search(part, lines[0]) if lines else None
+    return found[0] if found else "unknown"
 
 
 def _of_pypi(part: str, package: str) -> Callable[[], str]:
@@ -110,12 +113,13 @@ def _sidecar(python: str, access_log: str) -> Callable[[Place], list[str]]:
 
 
 def _sidecar_version(python: str) -> Callable[[], str]:
+    """Of the package that this interpreter has, not of the sources in the folder that we are in."""
     code = (
         "import platform, importlib.metadata as m, sidecar.proxy.pipeline as p;"
         "built = 'interpreted' if p.__file__.endswith('.py') else 'compiled';"
         "print('llm-sidecar', m.version('llm-sidecar'), built, 'Python', platform.python_version())"
     )
-    return lambda: _said(python, "-c", code)
+    return lambda: _said(python, "-P", "-c", code)
 
 
 def _envoy(place: Place, access_log: str = "") -> list[str]:
@@ -128,6 +132,10 @@ def _envoy_program() -> Path:
     """The program in the package: its script in bin/ starts it as a child of an interpreter."""
     found = sorted((ROOT / "envoy").glob("lib/python3*/site-packages/envoy/_bin/envoy"))
     return found[0] if found else ROOT / "envoy" / "bin" / "envoy"
+
+
+def _envoy_version() -> str:
+    return f"Envoy {_said(str(_envoy_program()), '--version', part=VERSION)}"
 
 
 def _envoy_log(place: Place) -> list[str]:
@@ -172,7 +180,7 @@ _LOGGED = frozenset(("requests", "paced"))
 _WIDELY_USED = frozenset(("requests", "paced", "first", "streams", "memory"))
 
 OTHERS = (
-    Arm("envoy", "Envoy, one worker, plain router", _envoy, lambda: _said(str(_envoy_program()), "--version"), "envoy"),
+    Arm("envoy", "Envoy, one worker, plain router", _envoy, _envoy_version, "envoy"),
     Arm(
         "envoy-log",
         "the same with its text access log to a file",
@@ -185,7 +193,7 @@ OTHERS = (
         "nginx",
         "nginx, one worker, no buffering of answers, no access log",
         _nginx,
-        lambda: _said(debian_program("nginx")[0], "-v", env=_LIBRARIES),
+        lambda: f"nginx {_said(debian_program('nginx')[0], '-v', env=_LIBRARIES, part=VERSION)}",
         "debian",
         env=_LIBRARIES,
     ),
@@ -193,7 +201,7 @@ OTHERS = (
         "haproxy",
         "haproxy, one thread, no log",
         _haproxy,
-        lambda: _said(debian_program("haproxy")[0], "-v", env=_LIBRARIES),
+        lambda: f"haproxy {_said(debian_program('haproxy')[0], '-v', env=_LIBRARIES, part=VERSION)}",
         "debian",
         env=_LIBRARIES,
     ),
@@ -248,7 +256,8 @@ def arms(pythons: dict[str, str]) -> dict[str, Arm]:
     for number, (name, python) in enumerate(pythons.items()):
         arm = "sidecar" if number == 0 else f"sidecar-{name}"
         version = _sidecar_version(python)
-        found.append(Arm(arm, f"the sidecar, everything on, access log off ({name})", _sidecar(python, "off"), version))
+        what = "the sidecar, everything on, access log off"
+        found.append(Arm(arm, what, _sidecar(python, "off"), version))
         if number == 0:
             what = "the same with its JSON line per request, to a file"
             found.append(Arm("sidecar-log", what, _sidecar(python, "all"), lambda: "as sidecar", kinds=_LOGGED))

@@ -107,7 +107,18 @@ def wrk(proxy: Process, work: Path, *, connections: int, seconds: float, of_prox
 
 
 def wrk_missing() -> str:
+    """Why there is no wrk, empty if there is."""
     return missing("debian")
+
+
+def load_version() -> str:
+    """What saturates."""
+    if wrk_missing():
+        return "bench/native/client.c, since wrk did not install"
+    program, env = debian_program("wrk")
+    said = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=10, check=False, env=env).stdout
+    found = re.search(r"^wrk \S+", said)
+    return f"{found[0] if found else 'wrk'}; all else bench/native/client.c"
 
 
 def client(proxy: Process, work: Path, options: Options, *, stream: bool, of_proxy: bool = True) -> Window:

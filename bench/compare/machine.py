@@ -1,8 +1,9 @@
-"""What the figures were measured on."""
+"""What the figures were measured on, and of which state of the sources."""
 
 import os
 import platform
 import re
+import subprocess
 from datetime import date
 from pathlib import Path
 
@@ -19,4 +20,20 @@ def machine() -> dict[str, str]:
         "Python": platform.python_version(),
         "load average before": f"{os.getloadavg()[0]:.2f}",
         "day": date.today().isoformat(),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    """The sources' commit, and whether they had been changed since; unknown outside a repository."""
+    here = str(Path(__file__).parent)
+    try:
+        commit = _git("-C", here, "rev-parse", "--short", "HEAD")
+        changed = _git("-C", here, "status", "--porcelain", "--", ":/sidecar")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit + (", with changes in sidecar/" if changed else "")
+
+
+def _git(*args: str) -> str:
+    return subprocess.run(["git", *args], capture_output=True, text=True, check=True, timeout=30).stdout.strip()

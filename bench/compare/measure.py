@@ -13,118 +13,18 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from bench.compare import load
 from bench.compare.arms import Arm, Place
+from bench.compare.kinds import KINDS, MEMORY, Bench
 from bench.compare.load import Window
 from bench.compare.process import NotStarted, Process, free_port, spawn
 from bench.compare.results import Memory, Results, Sample
 from bench.setup import ROOT
 
-CHUNKS_PER_S = 50
-STREAMS_RAMP_S = 0.51
-"""200 starts 2.55 ms apart: at 50 chunks/s no two streams tick together, as they would 2.5 ms apart."""
-SUITE_DELTAS = 64
-SUITE_INTERVAL_US = 20_000
-SUITE_RAMP_S = 1.27
-"""As long as such a stream, about, and no two tick together."""
-FIRST_DELTAS = 8
-FIRST_INTERVAL_US = 5_000
 VOID_BELOW = 0.95
 """Of what was due."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of load."""
-
-    what: str
-    unit: str
-    run: Callable[["Bench", Arm, Process, float], Window]
-    due_per_s: Callable[[Arm], float]
-    """Units that a second must have; 0: as many as come."""
-    every_round: bool = True
-
-
-@dataclass
-class Bench:
-    """What all windows share."""
-
-    upstream: Process
-    work: Path
-    with_wrk: bool
-
-    def requests(self, arm: Arm, proxy: Process, seconds: float) -> Window:
-        if self.with_wrk:
-            return load.wrk(
-                proxy, self.work, connections=arm.scale.connections, seconds=seconds, of_proxy=self._has_cpu(proxy)
-            )
-        return self._client(proxy, {"connections": arm.scale.connections, "seconds": seconds})
-
-    def paced(self, arm: Arm, proxy: Process, seconds: float) -> Window:
-        options = {"connections": arm.scale.connections, "rate": arm.scale.rate, "seconds": seconds}
-        return self._client(proxy, options)
-
-    def first(self, arm: Arm, proxy: Process, seconds: float) -> Window:
-        load.shape_streams(self.upstream, deltas=FIRST_DELTAS, interval_us=FIRST_INTERVAL_US)
-        options: load.Options = {"deltas": FIRST_DELTAS, "interval_us": FIRST_INTERVAL_US, "rate": arm.scale.rate}
-        options |= {"connections": arm.scale.connections, "seconds": seconds}
-        return self._client(proxy, options)
-
-    def streams(self, arm: Arm, proxy: Process, seconds: float, *, in_step: bool = False) -> Window:
-        """Each stream lasts from the ramp to beyond the window, so that all of them are in all of it."""
-        warm = STREAMS_RAMP_S + 0.4
-        deltas, interval_us = round(CHUNKS_PER_S * (warm + seconds + 0.2)), 1_000_000 // CHUNKS_PER_S
-        load.shape_streams(self.upstream, deltas=deltas, interval_us=interval_us, in_step=in_step)
-        options: load.Options = {"deltas": deltas, "interval_us": interval_us, "warm": warm, "ramp": STREAMS_RAMP_S}
-        options |= {"once": True, "connections": arm.scale.streams, "seconds": seconds}
-        return self._client(proxy, options)
-
-    def suite(self, arm: Arm, proxy: Process, seconds: float) -> Window:
-        """Streams that follow one another, spread so that none begins with another."""
-        load.shape_streams(self.upstream, deltas=SUITE_DELTAS, interval_us=SUITE_INTERVAL_US)
-        options: load.Options = {"deltas": SUITE_DELTAS, "interval_us": SUITE_INTERVAL_US, "ramp": SUITE_RAMP_S}
-        options |= {"warm": SUITE_RAMP_S + 0.1, "connections": arm.scale.streams, "seconds": seconds}
-        return self._client(proxy, options)
-
-    def _client(self, proxy: Process, options: load.Options) -> Window:
-        return load.client(proxy, self.work, options, stream="deltas" in options, of_proxy=self._has_cpu(proxy))
-
-    def _has_cpu(self, proxy: Process) -> bool:
-        """The direct line's would be the upstream's."""
-        return proxy is not self.upstream
-
-
-KINDS: dict[str, Kind] = {
-    "requests": Kind("1 KB chat requests, 64 connections, as fast as answered", "request", Bench.requests, lambda _: 0),
-    "paced": Kind("the same at 500 requests/s", "request", Bench.paced, lambda arm: arm.scale.rate),
-    "first": Kind(
-        f"streams of {FIRST_DELTAS} deltas begun at 500/s", "request", Bench.first, lambda arm: arm.scale.rate
-    ),
-    "streams": Kind(
-        "200 streams of 50 chunks/s, 200 bytes each",
-        "chunk",
-        Bench.streams,
-        lambda arm: arm.scale.streams * CHUNKS_PER_S,
-    ),
-    "batch": Kind(
-        "the same streams in step, as an engine's batch gives them",
-        "chunk",
-        partial(Bench.streams, in_step=True),
-        lambda arm: arm.scale.streams * CHUNKS_PER_S,
-        every_round=False,
-    ),
-    "suite": Kind(
-        f"200 streams at a time of {SUITE_DELTAS} deltas, one each 20 ms",
-        "chunk",
-        Bench.suite,
-        lambda arm: arm.scale.streams * 1e6 / SUITE_INTERVAL_US,
-        every_round=False,
-    ),
-}
-MEMORY = "memory"
 
 
 @dataclass
@@ -156,30 +56,27 @@ def measure(plan: Plan, results: Results, work: Path, say: Callable[[str], None]
         kinds = [kind for kind in KINDS if kind in plan.kinds]
         if kinds:
             with _fleet(bench, plan, results, say) as proxies:
-                _rounds(bench, plan, proxies, kinds, results, say)
+                windows = schedule(plan, list(proxies), kinds)
+                for done, (number, kind, name) in enumerate(windows, start=1):
+                    arm = plan.arms[name]
+                    window = KINDS[kind].run(bench, arm, proxies[name], plan.seconds)
+                    results.samples.append(_sample(arm, kind, number, window))
+                    say(f"{done:>4} of {len(windows)}  {_line(results.samples[-1])}")
     finally:
         upstream.end()
 
 
-def _rounds(
-    bench: Bench,
-    plan: Plan,
-    proxies: list[Process],
-    kinds: Sequence[str],
-    results: Results,
-    say: Callable[[str], None],
-) -> None:
+def schedule(plan: Plan, arms: Sequence[str], kinds: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Every window in its order: round, kind of load, arm."""
+    windows = []
     for number in range(plan.rounds):
-        turn = proxies[number % len(proxies) :] + proxies[: number % len(proxies)]
-        for name in kinds:
-            kind = KINDS[name]
-            for proxy in turn:
-                arm = plan.arms[proxy.name]
-                if not arm.takes(name) or not (number % 2 == 0 or (arm.every_round and kind.every_round)):
-                    continue
-                window = kind.run(bench, arm, proxy, plan.seconds)
-                results.samples.append(_sample(arm, name, number, window))
-                say(_line(results.samples[-1]))
+        turn = [*arms[number % len(arms) :], *arms[: number % len(arms)]]
+        for kind in kinds:
+            for name in turn:
+                arm = plan.arms[name]
+                if arm.takes(kind) and (number % 2 == 0 or (arm.every_round and KINDS[kind].every_round)):
+                    windows.append((number, kind, name))
+    return windows
 
 
 def _sample(arm: Arm, kind: str, number: int, window: Window) -> Sample:
@@ -219,21 +116,21 @@ def _or_left_out(arm: Arm, results: Results, say: Callable[[str], None]) -> Iter
 
 
 @contextlib.contextmanager
-def _fleet(bench: Bench, plan: Plan, results: Results, say: Callable[[str], None]) -> Iterator[list[Process]]:
+def _fleet(bench: Bench, plan: Plan, results: Results, say: Callable[[str], None]) -> Iterator[dict[str, Process]]:
     """All arms, running and warm: imports, code paths and pools are there before the first window."""
-    proxies: list[Process] = []
+    proxies: dict[str, Process] = {}
     try:
         for arm in plan.arms.values():
             if arm.name == "direct":
-                proxies.append(bench.upstream)
+                proxies[arm.name] = bench.upstream
             elif arm.name not in results.missing:
                 say(f"starting {arm.name}")
                 with _or_left_out(arm, results, say):
-                    proxies.append(_start(plan, arm, bench.upstream, bench.work / arm.name))
-                    _warm(bench, arm, proxies[-1])
+                    proxies[arm.name] = _start(plan, arm, bench.upstream, bench.work / arm.name)
+                    _warm(bench, arm, proxies[arm.name])
         yield proxies
     finally:
-        for process in proxies:
+        for process in proxies.values():
             if process is not bench.upstream:
                 process.end()
 

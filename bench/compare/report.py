@@ -10,6 +10,7 @@ from bench.compare import tables
 from bench.compare.results import Results
 from bench.compare.tables import Table
 
+PICTURE = "![CPU, added time and memory of each proxy](performance.png)"
 DOCUMENT = """\
 # Performance
 
@@ -35,7 +36,7 @@ def write(results: Results, document: Path) -> None:
     said = document.read_text() if document.exists() else DOCUMENT
     parts = {
         "aims": _markdown(tables.aims(results)),
-        "figures": "\n\n".join(_markdown(table, heading=True) for table in tables.figures(results)),
+        "figures": "\n\n".join([PICTURE, *(_markdown(table, heading=True) for table in tables.figures(results))]),
         "run": "\n\n".join(_markdown(table) for table in (tables.run(results), tables.arms(results))),
     }
     for name, part in parts.items():

@@ -85,6 +85,8 @@ class Results:
     versions: dict[str, str]
     missing: dict[str, str]
     """Arms that were asked for and left out, and why."""
+    load: str
+    """What saturated the proxies."""
     samples: list[Sample] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.compare.aims import shown, verdicts
-from bench.compare.measure import KINDS
+from bench.compare.kinds import KINDS
 from bench.compare.results import Results, Sample, Spread
 
 
@@ -35,6 +35,7 @@ def figures(results: Results) -> list[Table]:
 def run(results: Results) -> Table:
     """What was run on what."""
     rows = [*results.machine.items(), ("command", results.command)]
+    rows.append(("load", results.load))
     rows.append(("rounds", f"{results.rounds}, of windows of {results.seconds:g} s"))
     void = [sample for sample in results.samples if sample.void]
     rows.append(("void windows", f"{len(void)} of {len(results.samples)}"))
@@ -80,7 +81,7 @@ def _headroom(results: Results) -> list[str]:
     fastest = max(rates, key=lambda arm: rates[arm])
     return [
         f"Load and upstream alone, on their one core, make {line:.0f} requests/s: {line / rates[fastest]:.1f} times"
-        f" what the fastest proxy ({fastest}) was given."
+        f" what the fastest proxy, {fastest}, served."
     ]
 
 
