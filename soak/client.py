@@ -12,11 +12,12 @@ from typing import cast
 from soak.answers import Answer, Got, Must, Seen, is_lawful_part, what_it_was
 from soak.ledger import Ledger
 from soak.plan import INFERENCE, REFUSED_HEADS, Ask, Carriage, Kind, Manner, Turn, When
-from soak.policies import IDLE_CLIENT_S, TOTAL_S
+from soak.policies import IDLE_CLIENT_S
 from soak.requests import head_and_body
 
-LIMIT_S = TOTAL_S + 15.0
-"""No request may take longer, whatever happens: the policy's `total`, and room for a busy machine."""
+LIMIT_S = 45.0
+"""No request may take longer: all attempts that it may have, a fallback's too, each up to its last deadline, come to
+half of it; the rest is for a busy machine."""
 
 KEPT_S = 1.0
 """A kept connection is not used again after this long: far less than the sidecar's patience with idle clients, so

@@ -244,7 +244,9 @@ class Traffic:
             return Ask(number, kind, size=rng.randint(2 << 20, 3 << 20))
         if kind in UPLOADS:
             return Ask(number, kind, size=int(rng.expovariate(1 / 8192)))
-        session = f"s{int(rng.paretovariate(0.6)) % SESSIONS}" if rng.random() < 0.6 else ""
+        # Some sessions come again and again, others hardly ever.
+        name = int(rng.paretovariate(0.6)) % SESSIONS if rng.random() < 0.5 else rng.randrange(SESSIONS)
+        session = f"s{name}" if rng.random() < 0.6 else ""
         size = min(int(rng.expovariate(1 / 1500)), 100_000)
         if kind is Kind.LONG_STREAM:
             return Ask(number, kind, "small", session, rng.randint(4000, 12000), size)

@@ -21,6 +21,7 @@ RULES = (
     "metrics and log agree",
     "nothing odd is logged",
     "breakers close once all is well",
+    "no breaker stays half-open",
     "nothing is held",
     "no connection is left",
     "no task is left",

@@ -21,7 +21,10 @@ from soak.measure import Pace, Sampled, memory
 from soak.plan import ENGINES, Traffic, Trouble, What, reloads, troubles
 from soak.report import Report, mean_cpu, rules_of
 from soak.requests import FAST, PACED
-from soak.stage import EngineProcess, SidecarProcess, sidecar
+from soak.stage import EngineProcess, Sample, SidecarProcess, sidecar
+
+HALF_OPEN = 2
+"""In `sidecar_breaker_state`."""
 
 SAMPLE_S = 2.0
 PROGRESS_S = 10.0
@@ -31,7 +34,10 @@ MAX_LIVE = 800
 
 HEAL_S = 20.0
 """How long breakers may take to close once every engine is well: a few of their longest waits. A probe's place that
-was lost comes back only with its lease, which is longer."""
+was lost comes back only with its lease, which is longer (`policies.TOTAL_S`)."""
+
+HALF_OPEN_S = 40.0
+"""How long a breaker may be half-open under traffic: longer than any policy that sends nothing to the canary stays."""
 
 EVENTS_ALLOWED = frozenset(
     {"started", "policy_applied", "policy_refused", "breaker", "malformed_upstream", "request", "draining",
@@ -69,6 +75,7 @@ class Soak:
         self.engines = [EngineProcess(FAST if at == ENGINES - 1 else PACED) for at in range(ENGINES)]
         self.sampled: list[Sampled] = []
         self.happened: list[str] = []
+        self._half_open_at: dict[str, float] = {}
 
     def stop(self) -> None:
         """End the traffic now."""
@@ -240,8 +247,22 @@ class Soak:
                     f"{sum(sample.sessions.values())} sessions, {self.ledger.broken.total()} breaches"
                 )
 
+    def _look_at_breakers(self, metrics: dict[Sample, float], at_s: float) -> None:
+        """A probe whose place was lost keeps its breaker half-open, until its lease ends."""
+        half_open = {
+            dict(labels)["endpoint"]
+            for (name, labels), value in metrics.items()
+            if name == "sidecar_breaker_state" and value == HALF_OPEN
+        }
+        since = self._half_open_at
+        self._half_open_at = {endpoint: since.get(endpoint, at_s) for endpoint in half_open}
+        for endpoint, began_s in self._half_open_at.items():
+            if at_s - began_s > HALF_OPEN_S:
+                self.ledger.breach("no breaker stays half-open", f"{endpoint} for {at_s - began_s:.0f} s")
+
     async def _sample(self, at_s: float, cpu_ratio: float) -> Sampled:
         metrics = await self._proxy.metrics()
+        self._look_at_breakers(metrics, at_s)
         sums: dict[str, float] = {}
         for (name, _), value in metrics.items():
             sums[name] = sums.get(name, 0.0) + value
