@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import nan
+from typing import Any
 
 import pytest
 
@@ -144,8 +145,8 @@ def _grow(found: Evidence) -> None:
     found.facts.rss_bytes.append((25.0, 80e6))
 
 
-CUT = {"ended": Ended.SILENT, "endpoint": VICTIM}
-ELSEWHERE = {"ended": Ended.TOLD, "endpoint": "b:2"}
+CUT: dict[str, Any] = {"ended": Ended.SILENT, "endpoint": VICTIM}
+ELSEWHERE: dict[str, Any] = {"ended": Ended.TOLD, "endpoint": "b:2"}
 
 SPOILED: list[tuple[str, str, Spoil]] = [
     ("surge", "breakers that opened, any scope", _count_one_opened),
