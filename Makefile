@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-path bench-growth bench-micro soak load clean
+.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-micro soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ bench: bench-setup  ## beside Envoy and others, 12 minutes; wants two quiet core
 
 bench-setup: setup  ## what `make bench` measures against, installed once under build/bench
 	@$(BIN)/python -m bench.setup --quiet
+
+bench-check: setup  ## that the comparison refuses answers that are not whole, and counts right; seconds
+	$(BIN)/pytest bench/checks
 
 bench-path: setup  ## the request path's cost without sockets
 	$(BIN)/python -m bench.path_cost

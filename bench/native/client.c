@@ -183,6 +183,17 @@ static void leave(struct connection *c) {
     c->fd = -1;
 }
 
+/* JSON whose every brace is closed, the first one last; the upstream writes none within strings. */
+static bool is_balanced(const char *text, size_t length) {
+    int depth = 0;
+    size_t at = 0;
+    while (at < length && (at == 0 || depth > 0)) {
+        depth += (text[at] == '{') - (text[at] == '}');
+        at++;
+    }
+    return length > 0 && depth == 0 && text[0] == '{' && strspn(text + at, " \r\n") >= length - at;
+}
+
 /* The answer is whole: is it what was sent? */
 static void end_answer(struct connection *c, int64_t now) {
     bool counted = in_window || ask.once;
@@ -192,9 +203,7 @@ static void end_answer(struct connection *c, int64_t now) {
         streams += counted;
         even_streams += counted && c->longest_gap <= 10 * ask.interval_ns;
     } else {
-        size_t length = c->text_length;
-        while (length > 0 && strchr(" \r\n", c->text[length - 1]) != NULL) length--;
-        if (!length || c->text[length - 1] != '}' || !memmem(c->text, length, WHOLE, sizeof WHOLE - 1))
+        if (!is_balanced(c->text, c->text_length) || !memmem(c->text, c->text_length, WHOLE, sizeof WHOLE - 1))
             fail(c, "an answer that is not whole");
     }
     requests += counted;
@@ -352,7 +361,7 @@ static void prepare(const char *body_path) {
         struct connection *c = &connections[i];
         c->number = i;
         c->fd = -1;
-        c->text = must(malloc(HEAD_MAX));
+        c->text = must(calloc(1, HEAD_MAX + 1));
         c->request = must(malloc(length + 512));
         int head = sprintf(c->request,
                            "POST /v1/chat/completions HTTP/1.1\r\nhost: engine:8000\r\nuser-agent: bench/1\r\n"

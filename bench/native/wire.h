@@ -23,7 +23,7 @@
 #define NUMBER_DIGITS 6
 #define STAMP_BYTES (2 + STAMP_DIGITS + 1 + NUMBER_DIGITS) /* @@<ns>#<number> */
 
-/* In every answer that is no stream: it came through whole if this and its closing brace did. */
+/* In every answer that is no stream: it came through whole if this did, and its last brace. */
 #define WHOLE "an answer in full"
 
 static inline int64_t now_ns(void) {

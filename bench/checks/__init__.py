@@ -1,0 +1,1 @@
+"""That the benchmark measures what it says: the C programs, the statistics, the report. `make bench-check`."""
