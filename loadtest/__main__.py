@@ -1,6 +1,7 @@
 """`python -m loadtest SCENARIO`: one run, its marks, and an exit code: 0 passed, 1 failed, 2 usage."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ import msgspec
 
 from loadtest import drive, scenarios
 from loadtest.shapes import SHAPES
+from loadtest.sse_client import Target
 from loadtest.stage import StageError
 
 MAX_S = 3600.0
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         service=args.service,
         broken=args.broken,
     )
+    # As Ctrl-C: the processes that were started are ended, a frozen one too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         outcome = drive.run(scenarios.scenario(args.scenario), options)
     except (StageError, ValueError) as exc:
@@ -90,8 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="the outcome as JSON on stdout")
     parser.add_argument("--broken", action="store_true", help="take away what the claim rests on: the run must fail")
     real = parser.add_argument_group("against something real (no fault is injected)")
-    real.add_argument("--url", default="", help="where the users send, such as http://127.0.0.1:9400")
-    real.add_argument("--admin", default="", help="a sidecar's admin pages, for the marks on breakers and memory")
+    real.add_argument("--url", type=_url, default="", help="where the users send, such as http://127.0.0.1:9400")
+    real.add_argument(
+        "--admin", type=_url, default="", help="a sidecar's admin pages, for the marks on breakers and memory"
+    )
     real.add_argument("--model", default="demo", help="the model that users ask for (default: demo)")
     real.add_argument("--header", type=_header, action="append", default=[], help="such as 'authorization: Bearer KEY'")
     return parser
@@ -119,6 +125,14 @@ def _service(text: str) -> dict[str, object]:
         return msgspec.json.decode(text, type=dict[str, object])
     except msgspec.MsgspecError as exc:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: {exc}") from exc
+
+
+def _url(text: str) -> str:
+    try:
+        Target.of(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+    return text
 
 
 def _header(text: str) -> tuple[str, str]:
