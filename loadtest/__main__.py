@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=args.seconds,
         users=args.users,
         shape=SHAPES[args.shape] if args.shape else None,
-        url=args.url,
-        admin=args.admin,
+        url=args.url or "",
+        admin=args.admin or "",
         model=args.model,
         headers=tuple(args.header),
         ttft_s=args.ttft,
@@ -94,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="the outcome as JSON on stdout")
     parser.add_argument("--broken", action="store_true", help="take away what the claim rests on: the run must fail")
     real = parser.add_argument_group("against something real (no fault is injected)")
-    real.add_argument("--url", type=_url, default="", help="where the users send, such as http://127.0.0.1:9400")
+    real.add_argument("--url", type=_url, default=None, help="where the users send, such as http://127.0.0.1:9400")
     real.add_argument(
-        "--admin", type=_url, default="", help="a sidecar's admin pages, for the marks on breakers and memory"
+        "--admin", type=_url, default=None, help="a sidecar's admin pages, for the marks on breakers and memory"
     )
     real.add_argument("--model", default="demo", help="the model that users ask for (default: demo)")
     real.add_argument("--header", type=_header, action="append", default=[], help="such as 'authorization: Bearer KEY'")
