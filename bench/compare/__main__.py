@@ -72,9 +72,10 @@ def _results(plan: Plan, said: list[str]) -> Results:
     """Empty but for what runs; arms that are missing leave the plan."""
     missing = {name: why for name, arm in plan.arms.items() if (why := arm.missing())}
     plan.arms = {name: arm for name, arm in plan.arms.items() if name not in missing}
+    here = shlex.join(said).replace(f"{Path.cwd()}/", "")
     return Results(
         machine=machine(),
-        command="make bench" + (f" BENCH={shlex.quote(shlex.join(said))}" if said else ""),
+        command="make bench" + (f" BENCH={shlex.quote(here)}" if here else ""),
         rounds=plan.rounds,
         seconds=plan.seconds,
         arms={name: arm.what for name, arm in plan.arms.items()},

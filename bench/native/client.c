@@ -4,9 +4,9 @@
  *            [--deltas N --interval-us N] [--cpu-of PID,PID]
  *
  * One thread, epoll. With a rate, connections take turns at an even pace and a time counts from when its request was
- * due, so that a slow answer hides nothing; without, each sends its next request when the last answer is whole. --deltas
- * says that answers are streams, and how long ones. --once sends one request on each connection; --hold opens one stream
- * on each, says "held" when all have begun, and stays until its input ends.
+ * due, so that a slow answer hides nothing; without, each sends its next request when the last answer is whole.
+ * --deltas says that answers are streams, and how long ones. --once sends one request on each connection; --hold opens
+ * one stream on each, says "held" when all have begun, and stays until its input ends.
  *
  * The window begins `warm` seconds after the first request and lasts `seconds`. What came in it is counted (of --once,
  * whole streams and first deltas too, though they end after it and begin before it), and the CPU that the processes of
@@ -71,8 +71,8 @@ static clockid_t cpus[CPUS_MAX];
 static int cpu_count;
 
 static void fail(const struct connection *c, const char *what) {
-    die("connection %d: %s; what it got last: %.*s", c->number, what, (int)(c->text_length > 300 ? 300 : c->text_length),
-        c->text);
+    int shown = c->text_length > 300 ? 300 : (int)c->text_length;
+    die("connection %d: %s; what it got last: %.*s", c->number, what, shown, c->text);
 }
 
 static void sample(struct samples *samples, int64_t value) {
@@ -155,8 +155,8 @@ static void take_event(struct connection *c, const char *line, size_t length, in
         if (in_window) sample(&delta_times, now - sent);
         deltas += in_window;
     }
-    if (memmem(line, length, "\"finish_reason\":\"stop\"", 22) || memmem(line, length, "\"finish_reason\": \"stop\"", 23))
-        c->finished = true;
+    c->finished |= memmem(line, length, "\"finish_reason\":\"stop\"", 22) != NULL;
+    c->finished |= memmem(line, length, "\"finish_reason\": \"stop\"", 23) != NULL;
 }
 
 static void take_body(struct connection *c, const char *data, size_t length, int64_t now) {
@@ -340,8 +340,9 @@ static double at_share(const struct samples *samples, double share) {
 static void print_times(const char *name, struct samples *samples) {
     if (samples->count == 0) return;
     qsort(samples->values, samples->count, sizeof *samples->values, ascending);
-    printf(", \"%s\": {\"count\": %zu, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"max\": %.1f}", name, samples->count,
-           at_share(samples, 0.5), at_share(samples, 0.9), at_share(samples, 0.99), at_share(samples, 1.0));
+    printf(", \"%s\": {\"count\": %zu, \"p50\": %.1f, \"p90\": %.1f", name, samples->count, at_share(samples, 0.5),
+           at_share(samples, 0.9));
+    printf(", \"p99\": %.1f, \"max\": %.1f}", at_share(samples, 0.99), at_share(samples, 1.0));
 }
 
 static char *read_file(const char *path, size_t *length) {
@@ -397,7 +398,8 @@ static void hold(void) {
     long k = 0;
     while (begun < ask.connections) {
         int64_t now = now_ns();
-        if (now > start + (int64_t)(ask.ramp_s * NS_PER_S) + DRAIN_NS) die("%d of %d streams began", begun, ask.connections);
+        if (now > start + (int64_t)(ask.ramp_s * NS_PER_S) + DRAIN_NS)
+            die("%d of %d streams began", begun, ask.connections);
         while (k < ask.connections && due_at(start, k) <= now) become_due(&connections[k++], now);
         wait_and_receive(k < ask.connections ? due_at(start, k) : now + NS_PER_S / 10);
     }
@@ -436,7 +438,8 @@ static void run(void) {
             own = (double)clock() / CLOCKS_PER_SEC - own;
         }
         if (closed && under_way == 0) break;
-        if (now > to + longest) die("%d answers are still under way %.0f s after the window", under_way, longest / 1e9);
+        if (now > to + longest)
+            die("%d answers are still under way %lld s after the window", under_way, (long long)(longest / NS_PER_S));
         while (!over && k < starts && due_at(start, k) <= now) {
             become_due(&connections[k % ask.connections], due_at(start, k));
             k++;
@@ -445,8 +448,9 @@ static void run(void) {
         if (!over && k < starts && due_at(start, k) < next) next = due_at(start, k);
         wait_and_receive(next);
     }
-    printf("{\"seconds\": %.6f, \"requests\": %ld, \"deltas\": %ld, \"cpu_s\": %.6f, \"load_cpu_s\": %.6f", (closed - opened) / 1e9,
-           requests, deltas, used, own);
+    double seconds = (double)(closed - opened) / NS_PER_S;
+    printf("{\"seconds\": %.6f, \"requests\": %ld, \"deltas\": %ld", seconds, requests, deltas);
+    printf(", \"cpu_s\": %.6f, \"load_cpu_s\": %.6f", used, own);
     if (ask.deltas > 0) printf(", \"streams\": %ld, \"even_streams\": %ld", streams, even_streams);
     print_times("request_us", &request_times);
     print_times("first_us", &first_times);

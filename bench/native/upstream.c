@@ -2,9 +2,9 @@
  *
  *     upstream PORT
  *
- * One thread, epoll. A body with "stream": true gets a stream, any other POST a chat completion, any GET a list of models
- * (routers ask for one). A stream's role chunk goes out with its first delta, its finish chunk and [DONE] with its last:
- * what a window counts is deltas, each of which is one send. Every delta carries when it was sent.
+ * One thread, epoll. A body with "stream": true gets a stream, any other POST a chat completion, any GET a list of
+ * models (routers ask for one). A stream's role chunk goes out with its first delta, its finish chunk and [DONE] with
+ * its last: what a window counts is deltas, each of which is one send. Every delta carries when it was sent.
  *
  * POST /_bench?deltas=N&interval_us=N&event_bytes=N&in_step=0|1 says how streams that begin from then on look. In step,
  * all of them tick together, as the streams of an engine's batch do.
