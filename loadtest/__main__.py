@@ -35,7 +35,12 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; see the module's docstring for its exit code."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.url and (args.broken or args.service is not None):
+        parser.error("--broken and --service are for the sidecar that is started here, not with --url")
+    if args.admin and not args.url:
+        parser.error("--admin goes with --url")
     if args.scenario == "list":
         _list(as_json=args.json)
         return 0
