@@ -38,8 +38,8 @@ from bench.growth_steps import STEPS, longest_ms
 
 SAMPLE_S = 0.04  # CPU per sample: long against the clock's and the scheduler's grain, short against a noisy minute
 FEWEST, MOST = 10, 1000  # requests per sample
-STEP_MS = 10.0
-"""A stall that nobody sees: a fifth of the gap between tokens at 20 tokens per second."""
+STEP_MS = 20.0
+"""Deadlines are seen up to 20 ms late as it is (the watchdog's SLOT_S): a stall of that length breaks no promise."""
 PATIENCE_S = 120.0
 
 
