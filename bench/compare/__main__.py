@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         plan = _plan(parser, args)
         results = _results(plan, said)
-        _measure(plan, results, args.keep_logs)
+        _measure(plan, results, args.out, args.keep_logs)
     if args.out:
         _keep(results, args.out)
     print(to_json(results).decode() if args.json else text(results))
@@ -97,14 +97,20 @@ def _keep(results: Results, folder: Path) -> None:
         print(f"no picture: {exc}", file=sys.stderr)
 
 
-def _measure(plan: Plan, results: Results, keep_logs: Path | None) -> None:
+def _measure(plan: Plan, results: Results, out: Path | None, keep_logs: Path | None) -> None:
+    """Fills `results`. A failure ends the program; what was measured before it is kept beside, under another name."""
     allow_files()
     work = Path(tempfile.mkdtemp(prefix="bench-"))
     mine = os.sched_getaffinity(0)
     try:
         measure(plan, results, work, lambda line: print(line, file=sys.stderr, flush=True))
     except RuntimeError as exc:
-        raise SystemExit(f"{exc}\n--keep-logs DIR keeps what the proxies said") from exc
+        said = f"{exc}\n--keep-logs DIR keeps what the proxies said"
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "unfinished.json").write_bytes(to_json(results))
+            said += f"; what was measured is in {out / 'unfinished.json'}, for --from"
+        raise SystemExit(said) from exc
     finally:
         os.sched_setaffinity(0, mine)
         if keep_logs:

@@ -12,19 +12,20 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.compare import load
 from bench.compare.arms import Arm, Place
 from bench.compare.kinds import KINDS, MEMORY, Bench
-from bench.compare.load import Window
-from bench.compare.process import NotStarted, Process, free_port, spawn
+from bench.compare.process import NotStarted, Process, core_busy_s, free_port, spawn
 from bench.compare.results import Memory, Results, Sample
 from bench.setup import ROOT
 
 VOID_BELOW = 0.95
 """Of what was due."""
+NOISY = 0.1
+"""Of the proxy's core: more than that of it taken by others is told at once."""
 
 
 @dataclass
@@ -58,10 +59,9 @@ def measure(plan: Plan, results: Results, work: Path, say: Callable[[str], None]
             with _fleet(bench, plan, results, say) as proxies:
                 windows = schedule(plan, list(proxies), kinds)
                 for done, (number, kind, name) in enumerate(windows, start=1):
-                    arm = plan.arms[name]
-                    window = KINDS[kind].run(bench, arm, proxies[name], plan.seconds)
-                    results.samples.append(_sample(arm, kind, number, window))
-                    say(f"{done:>4} of {len(windows)}  {_line(results.samples[-1])}")
+                    sample = _sample(bench, plan, number, kind, proxies[name])
+                    results.samples.append(sample)
+                    say(f"{done:>4} of {len(windows)}  {_line(sample)}")
     finally:
         upstream.end()
 
@@ -79,13 +79,23 @@ def schedule(plan: Plan, arms: Sequence[str], kinds: Sequence[str]) -> list[tupl
     return windows
 
 
-def _sample(arm: Arm, kind: str, number: int, window: Window) -> Sample:
-    sample = Sample(arm.name, kind, number, window, KINDS[kind].unit)
-    due = KINDS[kind].due_per_s(arm) * window.seconds
+def _sample(bench: Bench, plan: Plan, number: int, name: str, proxy: Process) -> Sample:
+    arm, kind = plan.arms[proxy.name], KINDS[name]
+    began, busy = time.monotonic(), core_busy_s(plan.proxy_core) - _used(bench, proxy)
+    window = kind.run(bench, arm, proxy, plan.seconds)
+    busy = core_busy_s(plan.proxy_core) - _used(bench, proxy) - busy
+    others = max(0.0, busy / (time.monotonic() - began))
+    sample = Sample(arm.name, name, number, window, kind.unit, others=others)
     # One less where few are due: which side of the window's edge a unit falls on is chance.
+    due = kind.due_per_s(arm) * window.seconds
     if sample.units < max(1, VOID_BELOW * due - 1):
-        return Sample(arm.name, kind, number, window, sample.unit, f"{sample.units} came where {due:.0f} were due")
+        return replace(sample, void=f"{sample.units} came where {due:.0f} were due")
     return sample
+
+
+def _used(bench: Bench, proxy: Process) -> float:
+    """CPU of the proxy's core that is the proxy's; the direct line has none there."""
+    return 0.0 if proxy is bench.upstream else proxy.cpu_s()
 
 
 def _spawn_upstream(plan: Plan, work: Path) -> Process:
@@ -180,6 +190,8 @@ def _line(sample: Sample) -> str:
     said += f"{sample.per_s:9.0f}/s"
     for name, times in sample.window.times.items():
         said += f"  {name.removesuffix('_us')} {times.p50:.0f}/{times.p99:.0f} us"
+    if sample.others > NOISY:
+        said += f"  others {sample.others:.0%}"
     return said + (f"  VOID: {sample.void}" if sample.void else "")
 
 

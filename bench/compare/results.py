@@ -24,6 +24,8 @@ class Sample:
     unit: str
     """request or chunk: what the CPU is divided by."""
     void: str = ""
+    others: float = 0.0
+    """Share of the proxy's core that went elsewhere: to neighbours, and to the other proxies' idling."""
 
     @property
     def units(self) -> int:

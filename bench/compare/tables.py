@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from bench.compare.aims import shown, verdicts
 from bench.compare.kinds import KINDS
-from bench.compare.results import Results, Sample, Spread
+from bench.compare.results import Results, Sample, Spread, spread
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ def run(results: Results) -> Table:
     rows = [*results.machine.items(), ("command", results.command)]
     rows.append(("load", results.load))
     rows.append(("rounds", f"{results.rounds}, of windows of {results.seconds:g} s"))
+    others = spread([100 * sample.others for sample in results.samples])
+    if others:
+        rows.append(("others on the proxy's core", f"median {others.median:.0f}%, most {others.most:.0f}%"))
     void = [sample for sample in results.samples if sample.void]
     rows.append(("void windows", f"{len(void)} of {len(results.samples)}"))
     notes = [f"Void: {s.arm}, {s.kind}, round {s.round}: {s.void}." for s in void]
