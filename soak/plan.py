@@ -67,6 +67,9 @@ MIX: tuple[tuple[Kind, float], ...] = (
     (Kind.MALFORMED, 2),
 )
 
+CHOSEN: tuple[tuple[str, float], ...] = (("chat-large", 5), ("chat-fast", 3), ("small", 2))
+"""Models by how often they are asked for. The small one's engine is alone: while it is down, all of its are refused."""
+
 STREAMS = frozenset(
     {Kind.CHAT_STREAM, Kind.COMPLETION_STREAM, Kind.MESSAGES_STREAM, Kind.RESPONSES_STREAM, Kind.LONG_STREAM}
 )
@@ -250,7 +253,7 @@ class Traffic:
         size = min(int(rng.expovariate(1 / 1500)), 100_000)
         if kind is Kind.LONG_STREAM:
             return Ask(number, kind, "small", session, rng.randint(4000, 12000), size)
-        model = "nobody-has-this" if kind is Kind.UNKNOWN_MODEL else rng.choice(("chat-large", "chat-fast", "small"))
+        model = "nobody-has-this" if kind is Kind.UNKNOWN_MODEL else _weighted(rng, CHOSEN)
         # No fewer than the faults' `after`: one that strikes behind the last token has nothing to tear.
         tokens = 8 + min(int(rng.expovariate(1 / 35)), 200)
         fault = ""
