@@ -22,8 +22,8 @@ LIMIT_S = 10.0
 """How long a page of the sidecar's or an engine's may take."""
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-"""glibc moves this threshold up to 32 MiB once a large block was freed; from then on large bodies lie in the heap, whose
-holes never go back: resident memory creeps for half an hour without a leak. A fixed one keeps them out of it."""
+"""glibc moves this threshold up, to 32 MiB, once a large block was freed; from then on large bodies lie in the heap,
+whose holes never go back: resident memory creeps without a leak. A fixed one keeps them out of it."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
