@@ -14,6 +14,7 @@ import pstats
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sidecar.core.fleet import Fleet
@@ -24,7 +25,7 @@ from sidecar.policy.schema import Endpoint
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
 from sidecar.proxy.ports import Sink
-from sidecar.telemetry.logs import Logs
+from sidecar.telemetry.logs import Access, Logs
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recorder import TelemetryRecorder
 from sidecar.telemetry.writer import LineWriter
@@ -88,12 +89,12 @@ class _Connector:
     def cancel(self, sink: Sink) -> None: ...
 
 
-def _path() -> tuple[ClientConnection, _Connector]:
+def _path(access: Access) -> tuple[ClientConnection, _Connector]:
     loop = asyncio.get_running_loop()
     store = PolicyStore(single(["http://127.0.0.1:8000", "http://127.0.0.1:8001"]))
     fleet = Fleet(random.random)
     fleet.apply(store.current, loop.time())
-    logs = Logs(LineWriter(-1, limit_bytes=1 << 16), time.time, access="all")
+    logs = Logs(LineWriter(-1, limit_bytes=1 << 16), time.time, access=access)
     recorder = TelemetryRecorder(Metrics(), logs, time.time)
     connector = _Connector()
 
@@ -115,8 +116,8 @@ def _path() -> tuple[ClientConnection, _Connector]:
     return client, connector
 
 
-def _requests(count: int) -> Callable[[], int]:
-    client, connector = _path()
+def _requests(count: int, access: Access = "off") -> Callable[[], int]:
+    client, connector = _path(access)
     sessions = [HEAD % (b"session-%d" % number, len(BODY)) + BODY for number in range(64)]
 
     def run() -> int:
@@ -129,7 +130,7 @@ def _requests(count: int) -> Callable[[], int]:
 
 
 def _chunks(count: int) -> Callable[[], int]:
-    client, connector = _path()
+    client, connector = _path("off")
     client.data_received(HEAD % (b"s", len(BODY)) + BODY)
     engine = connector.last
     engine.data_received(STREAM_HEAD + CHUNK)
@@ -143,7 +144,11 @@ def _chunks(count: int) -> Callable[[], int]:
 
 
 async def _measure(profile: bool) -> None:
-    for name, make in (("request", _requests), ("chunk", _chunks)):
+    for name, make in (
+        ("request", _requests),
+        ("request, logged", partial(_requests, access="all")),
+        ("chunk", _chunks),
+    ):
         run = make(5000)
         run()
         if profile:
@@ -153,7 +158,7 @@ async def _measure(profile: bool) -> None:
             pstats.Stats(profiler).sort_stats("tottime").print_stats(32)
             continue
         best = min(_timed(run) for _ in range(15))
-        print(f"{name:8} {best:6.2f} us")
+        print(f"{name:16} {best:6.2f} us")
 
 
 def _timed(run: Callable[[], int]) -> float:

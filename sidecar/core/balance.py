@@ -88,7 +88,7 @@ def pick(
     is left, it goes to a node whose wait is over, beside the probes.
     """
     pool = service.pool(model, version)
-    if service.policy.balance.affinity == "off":
+    if not service.sticky:
         session = None
     if not tried:
         if now >= pool.probe_at or service.roster.stirs != pool.stirs:
@@ -101,7 +101,7 @@ def pick(
         choice = _preferred(service, session, pool, tried, now)
         if choice is not None:
             return choice
-    node = _draw(pool.local, tried, now, chance) if pool.local and service.policy.balance.local_first else None
+    node = _draw(pool.local, tried, now, chance) if pool.local and service.local_first else None
     if node is None:
         node = _draw(pool.nodes, tried, now, chance)
     if node is None and not may_probe:
@@ -170,7 +170,7 @@ def _preferred(
     now: float,
 ) -> Choice | None:
     """The session's home if it is time to return, else the node it is bound to, if that may serve."""
-    if session.home_key is not None and service.policy.balance.return_home:
+    if session.home_key is not None and service.return_home:
         home = service.nodes.get(session.home_key)
         if home is not None and _usable(home, tried, now) and home in pool.members:
             permit = home.breaker.acquire(now)

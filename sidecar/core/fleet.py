@@ -26,7 +26,7 @@ from sidecar.core.identify import Identifier
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
-from sidecar.policy.schema import Endpoint, Identity, Service, Snapshot
+from sidecar.policy.schema import Deadlines, Endpoint, Identity, Service, Snapshot
 
 MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold anything
 MAX_MODELS: Final = 1024  # model names remembered as belonging to a service; clients make names up
@@ -76,7 +76,7 @@ class BreakerView(msgspec.Struct, frozen=True):
 
 
 class Node:
-    """One endpoint of one service.
+    """One endpoint of one service. `reply_lines` are the header lines that name it on an answer.
 
     `in_flight` is ours (whoever forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
     what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
@@ -92,6 +92,7 @@ class Node:
         "in_flight",
         "key",
         "overload_until",
+        "reply_lines",
         "service",
         "version",
         "waiting",
@@ -107,9 +108,8 @@ class Node:
     ) -> None:
         self.key = key
         self.service = service
-        self.endpoint = endpoint
-        self.version = VersionName(endpoint.version)
         self.breaker = breaker
+        self.use(endpoint)
         self.in_flight = 0
         self.waiting = 0
         self.overload_until = -inf
@@ -117,6 +117,15 @@ class Node:
         self.healthy = True
         self._models: frozenset[str] | None = None
         self._pools = pools
+
+    def use(self, endpoint: Endpoint) -> None:
+        """Take what the policy says of the endpoint."""
+        self.endpoint = endpoint
+        self.version = VersionName(endpoint.version)
+        self.reply_lines = b"x-sidecar-endpoint: %b\r\nx-sidecar-version: %b\r\n" % (
+            self.key.encode(),
+            self.version.encode(),
+        )
 
     @property
     def draining(self) -> bool:
@@ -149,6 +158,20 @@ class Node:
         return matches(self.endpoint.models, model)
 
 
+class Times:
+    """A service's deadlines as plain seconds: every request reads them, and reading a policy's struct is slow."""
+
+    __slots__ = ("connect_s", "first_token_s", "head_s", "token_gap_s", "tool_gap_s", "total_s")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self.connect_s = float(deadlines.connect_s)
+        self.head_s = float(deadlines.head_s)
+        self.first_token_s = float(deadlines.first_token_s)
+        self.token_gap_s = float(deadlines.token_gap_s)
+        self.tool_gap_s = float(deadlines.tool_gap_s)
+        self.total_s = float(deadlines.total_s)
+
+
 class Session:
     """What is remembered of a session. Written by `balance.bind` and by the service, in memory only.
 
@@ -171,16 +194,26 @@ class ServiceState:
     """One service: its policy as it stands, and everything learnt about its nodes, sessions and kinds of request."""
 
     __slots__ = (
+        "_max_sessions",
         "_pools",
         "_session_breakers",
+        "_session_idle_s",
+        "attempts",
+        "body_bytes",
         "budget",
+        "fallback",
+        "local_first",
         "name",
         "nodes",
         "policy",
         "request_breakers",
+        "request_key",
+        "return_home",
         "roster",
         "sessions",
         "split",
+        "sticky",
+        "times",
     )
 
     def __init__(self, policy: Service, now: float) -> None:
@@ -195,17 +228,19 @@ class ServiceState:
         self.budget = RetryBudget(policy.retry.budget_ratio, policy.retry.budget_min, policy.retry.window_s, now)
         self._session_breakers: dict[SessionId, Breaker] = {}
         self._pools: dict[tuple[str, VersionName | None], Pool] = {}
+        self._read(policy)
 
     @property
     def lease_s(self) -> float:
         """How long a probe of this service may take."""
-        return self.policy.deadlines.total_s + LEASE_SLACK_S
+        return self.times.total_s + LEASE_SLACK_S
 
     def use(self, policy: Service, now: float) -> list[Transition]:
         """Takes a new policy and keeps what is known of every endpoint that is still in it."""
         before = self.policy
         lease_before_s = self.lease_s
         self.policy = policy
+        self._read(policy)
         self._pools.clear()
         self.split = tuple((VersionName(version), part) for version, part in policy.split.items() if part > 0)
         retry = policy.retry
@@ -222,8 +257,7 @@ class ServiceState:
                 breaker = Breaker(Scope.NODE, key, policy.name, breakers.node, now, lease_s=lease_s, roster=self.roster)
                 node = Node(key, self.name, endpoint, breaker, self._pools)
             else:
-                node.endpoint = endpoint
-                node.version = VersionName(endpoint.version)
+                node.use(endpoint)
                 if not same:
                     moved.append(node.breaker.use_rule(breakers.node, now, lease_s=lease_s))
             nodes[key] = node
@@ -238,6 +272,19 @@ class ServiceState:
             moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
         self._trim_sessions(now, len(self.sessions))
         return [transition for transition in moved if transition is not None]
+
+    def _read(self, policy: Service) -> None:
+        """What every request reads, as plain attributes: read from the policy once per policy."""
+        self.times = Times(policy.deadlines)
+        self.attempts = policy.retry.attempts
+        self.body_bytes = policy.limits.body_bytes
+        self.fallback = ServiceName(policy.fallback)
+        self.request_key = policy.breakers.request.key
+        self.sticky = policy.balance.affinity != "off"
+        self.local_first = policy.balance.local_first
+        self.return_home = policy.balance.return_home
+        self._max_sessions = policy.breakers.session.max_sessions
+        self._session_idle_s = float(policy.breakers.session.idle_s)
 
     def pool(self, model: str, version: VersionName | None) -> Pool:
         """The nodes for a model and version (None: any), cached."""
@@ -348,12 +395,11 @@ class ServiceState:
         return breaker
 
     def _trim_sessions(self, now: float, at_most: int) -> None:
-        rule = self.policy.breakers.session
         sessions = self.sessions
-        oldest_kept = now - rule.idle_s
+        oldest_kept = now - self._session_idle_s
         for _ in range(at_most):
             oldest = next(iter(sessions.values()), None)
-            if oldest is None or (len(sessions) <= rule.max_sessions and oldest.seen_at >= oldest_kept):
+            if oldest is None or (len(sessions) <= self._max_sessions and oldest.seen_at >= oldest_kept):
                 return
             del sessions[oldest.id]
             self._session_breakers.pop(oldest.id, None)

@@ -19,10 +19,9 @@ from enum import Enum
 from typing import Final, Protocol
 
 from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, ending_of_stream, retry_after_s
-from sidecar.core.fleet import Node
+from sidecar.core.fleet import Node, Times
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending
-from sidecar.policy.schema import Deadlines
 from sidecar.proxy.forwarded import held_body
 from sidecar.proxy.ports import Client, Connector, Link
 from sidecar.proxy.request import Request
@@ -106,7 +105,6 @@ class Attempt:
         "_clock",
         "_closed_whole",
         "_connector",
-        "_deadlines",
         "_due",
         "_due_ending",
         "_engine_head",
@@ -120,6 +118,7 @@ class Attempt:
         "_request",
         "_restarted",
         "_slot",
+        "_times",
         "_total_at",
         "_trailers",
         "_upload_ended",
@@ -155,7 +154,7 @@ class Attempt:
         connector: Connector,
         clock: Callable[[], float],
         watchdog: Watchdog,
-        deadlines: Deadlines,
+        times: Times,
         total_at: float,
     ) -> None:
         self._owner = owner
@@ -166,7 +165,7 @@ class Attempt:
         self._connector = connector
         self._clock = clock
         self._watchdog = watchdog
-        self._deadlines = deadlines
+        self._times = times
         self._total_at = total_at
         self._engine_head = b""
         self._link: Link | None = None
@@ -308,7 +307,7 @@ class Attempt:
         # An answer that is no stream must be whole by the deadline of its head: engines send both at once.
         if head.status == 200 and head.content_type == _EVENT_STREAM:
             self.reader = StreamReader(call.api)
-            self._watch(self.sent_at + self._deadlines.first_token_s, _TTFT_TIMEOUT)
+            self._watch(self.sent_at + self._times.first_token_s, _TTFT_TIMEOUT)
 
     def on_body(self, data: bytes) -> None:
         reader = self.reader
@@ -395,21 +394,21 @@ class Attempt:
 
     def _connect(self, *, fresh: bool) -> None:
         node = self.node
-        self._connector.open(node.key, node.endpoint, self._deadlines.connect_s, self, fresh=fresh)
+        self._connector.open(node.key, node.endpoint, self._times.connect_s, self, fresh=fresh)
 
     def _await_head(self, now: float) -> None:
-        deadlines = self._deadlines
+        times = self._times
         call = self.call
-        head_at = now + deadlines.head_s
-        if call is not None and call.stream and now + deadlines.first_token_s < head_at:
-            self._watch(now + deadlines.first_token_s, _TTFT_TIMEOUT)
+        head_at = now + times.head_s
+        if call is not None and call.stream and now + times.first_token_s < head_at:
+            self._watch(now + times.first_token_s, _TTFT_TIMEOUT)
         else:
             self._watch(head_at, _HEAD_TIMEOUT)
 
     def _await_more(self, now: float) -> None:
         reader = self.reader
-        deadlines = self._deadlines
-        gap_s = deadlines.tool_gap_s if reader is not None and reader.tool_call else deadlines.token_gap_s
+        times = self._times
+        gap_s = times.tool_gap_s if reader is not None and reader.tool_call else times.token_gap_s
         self._watch(now + gap_s, _TOKEN_GAP_TIMEOUT)
 
     def _token(self) -> None:

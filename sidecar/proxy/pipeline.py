@@ -17,7 +17,7 @@ from sidecar.core.fleet import Fleet, ServiceState, Session
 from sidecar.core.identify import NOBODY
 from sidecar.core.split import pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
-from sidecar.kernel.ids import EndpointKey, ServiceName
+from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
@@ -159,16 +159,15 @@ class Exchange:
             service = fleet.service_for(model)
             if service is None:
                 return self._refuse(Reason.UNKNOWN_MODEL, f"no service has the model {model[:128]!r}", param="model")
-            policy = service.policy
-            self._total_at = now + policy.deadlines.total_s
+            self._total_at = now + service.times.total_s
             if call is not None:
-                if len(request.body) > policy.limits.body_bytes:
-                    limit = policy.limits.body_bytes
+                if len(request.body) > service.body_bytes:
+                    limit = service.body_bytes
                     return self._refuse(Reason.TOO_LARGE, f"the body exceeds {limit} bytes (limits.body_bytes)")
                 self._who = who = fleet.identifier.identify(request.headers, call.user)
                 # admit: the kind of request, and the session
                 fallback = self._fallback_of(service)
-                key = _request_key(policy.breakers.request.key, request)
+                key = _request_key(service.request_key, request)
                 if key is not None:
                     request_breaker = service.request_breaker(key, now)
                     request_permit = request_breaker.acquire(now)
@@ -222,7 +221,7 @@ class Exchange:
             self._judge(service, choice, attempt, ending, now)
             if attempt.committed or not self._resendable(ending, now):
                 return self._finish(attempt, ending)
-            allowed = service.policy.retry.attempts
+            allowed = service.attempts
             if self._attempts >= allowed or not service.budget.take(now):
                 if fallback is not None and allowed > 1:
                     return await self._serve(fallback, call, home=False)
@@ -233,7 +232,7 @@ class Exchange:
                 deaf.append(key)
 
     def _fallback_of(self, service: ServiceState) -> ServiceState | None:
-        fallback = self._pipeline.fleet.services.get(ServiceName(service.policy.fallback))
+        fallback = self._pipeline.fleet.services.get(service.fallback) if service.fallback else None
         return None if fallback is service else fallback
 
     async def _try(self, service: ServiceState, choice: Choice, call: Call | None) -> Attempt:
@@ -251,7 +250,7 @@ class Exchange:
             pipeline.connector,
             pipeline.clock,
             pipeline.watchdog,
-            service.policy.deadlines,
+            service.times,
             self._total_at,
         )
         node.in_flight += 1
@@ -351,7 +350,7 @@ class Exchange:
             wait_s = 1.0
         self._reason = reason
         self._status = STATUS[reason]
-        extra = b"x-sidecar-attempts: %d\r\n" % self._attempts if self._attempts else b""
+        extra = _attempts_line(self._attempts) if self._attempts else b""
         self._client.refuse(Refusal(reason, message, wait_s, param), self._request_id, extra)
 
     def _crashed(self, exc: Exception) -> None:
@@ -485,11 +484,10 @@ class Exchange:
         """Our header lines on an engine's answer."""
         choice = self._choice
         assert choice is not None
-        lines = b"x-request-id: %b\r\nx-sidecar-endpoint: %b\r\nx-sidecar-version: %b\r\nx-sidecar-attempts: %d\r\n" % (
+        lines = b"x-request-id: %b\r\n%b%b" % (
             self._request_id,
-            choice.node.key.encode(),
-            choice.node.version.encode(),
-            self._attempts,
+            choice.node.reply_lines,
+            _attempts_line(self._attempts),
         )
         if choice.affinity in ("moved", "returned"):
             lines += b"x-sidecar-session: %b\r\n" % choice.affinity.encode()
@@ -540,6 +538,13 @@ class Exchange:
 @coroutine
 def _until_resumed() -> Generator[None, None, None]:
     yield
+
+
+def _attempts_line(attempts: int) -> bytes:
+    return _FIRST_ATTEMPT if attempts == 1 else b"x-sidecar-attempts: %d\r\n" % attempts
+
+
+_FIRST_ATTEMPT: Final = b"x-sidecar-attempts: 1\r\n"
 
 
 def _request_key(rule: str, request: Request) -> str | None:

@@ -8,7 +8,6 @@ whoever renders can let streams go on in between; a scrape may then see a reques
 Callers keep the child they need (`child(labels)`) and increment its attributes; nothing is looked up by label twice.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, Literal, TypeVar
 
@@ -45,14 +44,23 @@ class Buckets:
 
     __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
         """Take one value in; a bound belongs to its own bucket, as `le` says."""
-        self.counts[bisect_left(self.bounds, value)] += 1
+        # bisect_left by hand: compiled, it compares numbers where the library's compares objects.
+        bounds = self.bounds
+        low, high = 0, len(bounds)
+        while low < high:
+            middle = (low + high) >> 1
+            if bounds[middle] < value:
+                low = middle + 1
+            else:
+                high = middle
+        self.counts[low] += 1
         self.total += value
 
 

@@ -6,6 +6,9 @@ after anything odd: bytes beyond an answer's end, an upload that was not finishe
 
 Framing worked around: llhttp waits for a body after HEAD and cannot be told otherwise, so the answer ends at its head
 and the parser is replaced. A transfer coding other than `chunked` has no length we could know: refused.
+
+As with requests (see `downstream.parser`), the plain kind of answer is read off its lines while an llhttp without
+callbacks judges it; whatever is odd is read by callbacks, from its first byte.
 """
 
 import asyncio
@@ -20,7 +23,10 @@ from sidecar.wire.headers import (
     HOP_BY_HOP,
     MAX_HEAD_BYTES,
     OURS,
+    OWN,
+    PASSED,
     STANDARD_TOKENS,
+    Lines,
     connection_tokens,
     media_type,
     without_named,
@@ -30,18 +36,22 @@ from sidecar.wire.headers import (
 _READ: Final = 0
 _KEPT: Final = 1
 _DROPPED: Final = 2
+_TYPE: Final = 3  # read and passed on, as _READ
+_LENGTH: Final = 4  # read and not passed on, as _KEPT
 _KINDS: Final = {
-    b"content-type": _READ,
+    b"content-type": _TYPE,
     b"content-encoding": _READ,
     b"retry-after": _READ,
     b"retry-after-ms": _READ,
-    b"content-length": _KEPT,
+    b"content-length": _LENGTH,
     b"transfer-encoding": _KEPT,
     b"connection": _KEPT,
     b"upgrade": _KEPT,
     b"x-request-id": _DROPPED,
 }
 _KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
+_LINES: Final = Lines(_KINDS, frozenset({b"x-request-id"}))
+
 _X: Final = ord("x")
 _BODILESS: Final = frozenset({204, 304})
 
@@ -62,7 +72,9 @@ class EngineConnection:
         "_head_only",
         "_in_head",
         "_informational",
+        "_judge",
         "_keep_alive",
+        "_left",
         "_lines",
         "_named",
         "_on_gone",
@@ -94,6 +106,7 @@ class EngineConnection:
         self._on_idle = on_idle
         self._on_gone = on_gone
         self._parser = httptools.HttpResponseParser(self)
+        self._judge: httptools.HttpResponseParser | None = None
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any other callback
         self._sink: Sink | None = None
         self._reading = True
@@ -114,6 +127,7 @@ class EngineConnection:
         self._close_framed = False
         self._keep_alive = False
         self._head_only = False
+        self._left = 0  # bytes of a plain answer's body that are still to come
         self._upload_open = False
         self._chunked_upload = False
         self._wants_upgrade = False
@@ -214,9 +228,11 @@ class EngineConnection:
             return
         rest = b""
         try:
-            if self._head_only:
+            if self._left:
+                self._read_plain_body(data)
+            elif self._head_only:
                 self._read_head_only(data)
-            else:
+            elif not self._in_head or self._head_bytes or not self._take_plain(data):
                 self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             rest = data[stop.args[0] :]
@@ -235,6 +251,66 @@ class EngineConnection:
             if self._head_bytes > 2 * MAX_HEAD_BYTES:
                 self._bad = "the head exceeds 64 KiB"
         self._deliver(sink, rest)
+
+    def _take_plain(self, data: bytes) -> bool:
+        """An answer whose head came in one read, with a length and nothing unusual; False for any other, untaken."""
+        end = data.find(b"\r\n\r\n") if data.startswith(b"HTTP/1.1 200 ") else 0
+        if not 0 < end < MAX_HEAD_BYTES:
+            return False
+        lines = data[:end].split(b"\r\n")
+        phrase = lines.pop(0)[13:]
+        kept: list[bytes] = []
+        content_type = b""
+        length = 0
+        for text in lines:
+            line = _LINES.read(text)
+            if line is None:
+                return False
+            kind = line.kind
+            if kind == PASSED:
+                kept.append(line.text)
+            elif kind == _TYPE:
+                content_type = media_type(line.value)
+                kept.append(line.text)
+            elif kind == _LENGTH:
+                value = line.value
+                if length or len(value) > 18 or not value.isdigit():
+                    return False
+                length = int(value)
+            elif kind != _DROPPED and kind != OWN:
+                return False
+        if not length:
+            return False
+        begin = end + 4
+        end = begin + length
+        judge = self._judge
+        if judge is None:
+            judge = self._judge = httptools.HttpResponseParser(None)
+        try:
+            judge.feed_data(data if len(data) <= end else data[:end])
+        except httptools.HttpParserError:
+            self._judge = None
+            return False
+        self._head = ResponseHead(200, phrase, kept, content_type, length, False, b"")
+        self._in_head = False
+        self._keep_alive = True
+        self._left = end - begin
+        self._read_plain_body(data[begin:], judged=True)
+        return True
+
+    def _read_plain_body(self, data: bytes, *, judged: bool = False) -> None:
+        size = len(data)
+        if size > self._left:
+            self._poisoned = True
+            data = data[: self._left]
+            size = self._left
+        if not judged and self._judge is not None:
+            self._judge.feed_data(data)
+        self._left -= size
+        if data:
+            self._pieces.append(data)
+        if not self._left:
+            self._ended = True
 
     def _read_head_only(self, data: bytes) -> None:
         # Line by line: llhttp tells nothing of a chunk's size, and what follows the head could become the next answer.
@@ -332,7 +408,7 @@ class EngineConnection:
         lower = name.lower()
         kind = _KINDS.get(lower)
         if not self._in_head:
-            if (kind is None or kind == _READ) and not lower.startswith(OURS):
+            if (kind is None or kind in (_READ, _TYPE)) and not lower.startswith(OURS):
                 self._trailers.append(b"%b: %b\r\n" % (name, value))
             return
         if kind is None:
@@ -340,7 +416,7 @@ class EngineConnection:
                 self._lines.append(b"%b: %b\r\n" % (name, value))
         elif kind != _DROPPED:
             self._read(lower, value)
-            if kind == _READ:
+            if kind in (_READ, _TYPE):
                 self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:

@@ -6,6 +6,8 @@ RFC 9112 section 6 (framing).
 
 from typing import Final
 
+from sidecar.kernel.exchange import Header
+
 HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
@@ -30,8 +32,81 @@ STANDARD_TOKENS: Final = frozenset({b"close", b"keep-alive", b"upgrade"})
 OURS: Final = b"x-sidecar-"
 """Prefix of the headers that only we set."""
 
+SECRET: Final = frozenset(
+    {b"authorization", b"proxy-authorization", b"cookie", b"set-cookie", b"x-api-key", b"api-key"}
+)
+"""Headers whose values are credentials."""
+
+PASSED: Final = -1
+"""A line that goes on as it is."""
+
+OWN: Final = -2
+"""A line that only we may set."""
+
+MAX_KNOWN: Final = 2048
+MAX_KNOWN_BYTES: Final = 256
+"""Lines remembered by each reader, and their longest: half a megabyte at worst."""
+
+_SPACE: Final = 0x20
+_TAB: Final = 0x09
+
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Start line and headers together, and likewise the trailers: what the engines behind us (uvicorn: 64 KiB) take."""
+
+
+class Line:
+    """One header line of the plain form, read. `pair` is its lower-case name and its value, `text` all of it.
+
+    `kind` is what its reader makes of the name, `PASSED` or `OWN` where it makes nothing of it.
+    """
+
+    __slots__ = ("kind", "pair", "text", "value")
+
+    def __init__(self, pair: Header, kind: int, text: bytes) -> None:
+        self.pair = pair
+        self.value = pair[1]
+        self.kind = kind
+        self.text = text
+
+
+class Lines:
+    """Reads header lines, and remembers those that come again: `Host`, `User-Agent`, `Content-Type`, `Date`.
+
+    Reading a line takes ten times what looking it up does. `kinds` says what to make of names; lines with a name in
+    `once` never come twice and are not remembered, nor are secrets, which must not outlive their request.
+    """
+
+    __slots__ = ("_kinds", "_known", "_once")
+
+    def __init__(self, kinds: dict[bytes, int], once: frozenset[bytes]) -> None:
+        self._kinds = kinds
+        self._once = once | SECRET
+        self._known: dict[bytes, Line] = {}
+
+    def read(self, line: bytes) -> Line | None:
+        """A line without its end; None unless it is `Name: value` with one blank and none around it.
+
+        Says nothing of the characters in it: that is llhttp's to judge.
+        """
+        known = self._known.get(line)
+        if known is not None:
+            return known
+        colon = line.find(b":")
+        size = len(line)
+        if colon < 1 or colon > size - 3 or line[colon + 1] != _SPACE:
+            return None
+        if line[colon + 2] in (_SPACE, _TAB) or line[size - 1] in (_SPACE, _TAB):
+            return None
+        name = line[:colon].lower()
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = OWN if name.startswith(OURS) else PASSED
+        read = Line((name, line[colon + 2 :]), kind, line + b"\r\n")
+        if size <= MAX_KNOWN_BYTES and name not in self._once:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[line] = read
+        return read
 
 
 def connection_tokens(value: bytes) -> list[bytes]:

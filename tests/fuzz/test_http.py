@@ -17,6 +17,7 @@ from sidecar.kernel.exchange import ResponseHead
 from sidecar.proxy.ports import Link
 from sidecar.proxy.request import Request
 from sidecar.upstream.connection import EngineConnection
+from tests.facts import facts
 from tests.transport import FakeTransport
 
 FUZZ = settings(max_examples=300, deadline=None)
@@ -34,7 +35,6 @@ FIELDS = st.sampled_from(
     ]
 )
 BODIES = st.binary(max_size=12) | st.sampled_from([b"0\r\n\r\n", b"GET /evil HTTP/1.1\r\nHost: h\r\n\r\n", b"\r\n"])
-from tests.facts import facts
 
 
 @st.composite

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sidecar.core.fleet import Times
 from sidecar.kernel.outcome import Ending
 from sidecar.policy.schema import Deadlines
 from sidecar.proxy.attempt import HELD_BYTES, STALE_S, TRANSITIONS, Attempt, Phase
@@ -60,7 +61,7 @@ class Stage:
             self.connector,
             self.clock.time,
             self.watchdog,
-            self.deadlines(),
+            Times(self.deadlines()),
             self.clock.now + TOTAL_S,
         )
         self.attempt.start(b"HEAD\r\n\r\n")

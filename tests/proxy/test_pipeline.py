@@ -173,7 +173,7 @@ def _draining(bench: Bench) -> None:
 
 
 def _small(bench: Bench) -> None:
-    bench.state.policy = msgspec.structs.replace(bench.state.policy, limits=Limits(body_bytes=1024))
+    bench.state.use(msgspec.structs.replace(bench.state.policy, limits=Limits(body_bytes=1024)), 0.0)
 
 
 REFUSED: list[tuple[str, Callable[[Bench], None], Callable[[], Request], Reason, bool]] = [
