@@ -230,18 +230,23 @@ class RequestParser:
         self._read_now = data
         self._searched = 0
         stopped_at = -1
+        refusal: Refusal | None = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             stopped_at = stop.args[0]
         except httptools.HttpParserCallbackError as exc:
-            refused = exc.__context__ or exc.__cause__
-            if isinstance(refused, Refused):
-                raise refused from None
-            raise
+            cause = exc.__context__ or exc.__cause__
+            if not isinstance(cause, Refused):
+                raise
+            refusal = cause.refusal
+            del cause
         except httptools.HttpParserError as exc:
-            raise Refused(Refusal(Reason.BAD_REQUEST, f"malformed HTTP: {exc}")) from exc
+            refusal = Refusal(Reason.BAD_REQUEST, f"malformed HTTP: {exc}")
         self._read_now = b""
+        if refusal is not None:
+            # Raised out here, an exception holds no other one, whose frames would hold us and what was read.
+            raise Refused(refusal)
         if stopped_at >= 0:
             # Not within the `except`: what is raised there would hide the refusal that a callback of ours raises next.
             self._stopped_at_upgrade(data[stopped_at:])

@@ -43,6 +43,11 @@ ERROR_GRACE_S: Final = 0.1
 _EVENT_STREAM: Final = b"text/event-stream"
 
 
+_NOT_OURS: Final = frozenset({Ending.EMPTY, Ending.TRUNCATED})
+"""What is whole by its framing and no answer by its content may be bytes that were sent behind an earlier answer. The
+true answer is then still to come, and must not become the next request's."""
+
+
 class Phase(Enum):
     """Where an attempt stands."""
 
@@ -332,14 +337,13 @@ class Attempt:
         elif self._held_size > HELD_BYTES:
             self._flow()
 
-    def on_end(self, trailers: list[bytes]) -> None:
+    def on_end(self, trailers: list[bytes]) -> bool:
         self._link = None
         self._trailers = trailers
         self._closed_whole = True
-        if self.phase is _TUNNEL:
-            self._end(_COMPLETE)
-            return
-        self._end(self._judge())
+        ending = _COMPLETE if self.phase is _TUNNEL else self._judge()
+        self._end(ending)
+        return ending not in _NOT_OURS
 
     def on_lost(self) -> None:
         link, self._link = self._link, None

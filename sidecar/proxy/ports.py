@@ -178,7 +178,8 @@ class Sink(Protocol):
 
     def on_body(self, data: bytes) -> None: ...
 
-    def on_end(self, trailers: list[bytes]) -> None: ...
+    def on_end(self, trailers: list[bytes]) -> bool:
+        """The answer's framing came to its end; false: its content is so odd that the link must not be lent again."""
 
     def on_lost(self) -> None: ...
 

@@ -105,7 +105,8 @@ class EngineConnection:
     ) -> None:
         self._on_idle = on_idle
         self._on_gone = on_gone
-        self._parser = httptools.HttpResponseParser(self)
+        # Made with the connection, for it refers back to us, and not every connect succeeds.
+        self._parser: httptools.HttpResponseParser = None  # type: ignore[assignment]
         self._judge: httptools.HttpResponseParser | None = None
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any other callback
         self._sink: Sink | None = None
@@ -214,6 +215,7 @@ class EngineConnection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
@@ -351,12 +353,10 @@ class EngineConnection:
             self._finish(sink)
 
     def _finish(self, sink: Sink) -> None:
-        trailers = self._trailers
-        reusable = (
-            self._keep_alive and not self._poisoned and not self._upload_open and not self._transport.is_closing()
-        )
         self._sink = None
-        if reusable:
+        # Lent again only after its sink has judged what it brought.
+        good = sink.on_end(self._trailers) and self._keep_alive and not self._poisoned and not self._upload_open
+        if good and not self._transport.is_closing():
             if self._head_only:
                 self._parser = httptools.HttpResponseParser(self)
             self._reset()
@@ -364,7 +364,6 @@ class EngineConnection:
             self._on_idle(self)
         else:
             self._transport.abort()
-        sink.on_end(trailers)
 
     def eof_received(self) -> bool:
         return False

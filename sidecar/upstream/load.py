@@ -312,8 +312,9 @@ class _Get:
         else:
             self._pieces.append(data)
 
-    def on_end(self, trailers: list[bytes]) -> None:
+    def on_end(self, trailers: list[bytes]) -> bool:
         self.tell(self._status, b"".join(self._pieces))
+        return True
 
     def on_lost(self) -> None:
         link, self._link = self._link, None

@@ -37,13 +37,29 @@ def _where(endpoint: Endpoint) -> _Where:
 class _Target:
     """One address and its idle connections, freshest last."""
 
-    __slots__ = ("address", "endpoint", "idle", "tls")
+    __slots__ = ("_clock", "address", "endpoint", "gone", "idle", "tls")
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, clock: Callable[[], float]) -> None:
         self.endpoint = endpoint
         self.address = parse_url(endpoint.url)
         self.idle: list[EngineConnection] = []
         self.tls: ssl.SSLContext | None = None
+        self.gone = False
+        self._clock = clock
+
+    def rest(self, connection: EngineConnection) -> None:
+        """Keep a connection that carries no request now."""
+        if self.gone:
+            connection.abort()  # the policy moved on while it worked
+            return
+        connection.idle_since = self._clock()
+        self.idle.append(connection)
+
+    def drop(self) -> None:
+        """Close what is idle, and keep nothing more."""
+        self.gone = True
+        for connection in self.idle:
+            connection.abort()
 
 
 class Pool:
@@ -70,7 +86,7 @@ class Pool:
         where = _where(endpoint)
         target = self._targets.get(where)
         if target is None:
-            target = self._targets[where] = _Target(endpoint)
+            target = self._targets[where] = _Target(endpoint, self._loop.time)
         idle = target.idle
         while idle:
             connection = idle.pop()
@@ -81,7 +97,7 @@ class Pool:
             if not connection.closing:
                 sink.on_connected(connection)
                 return
-        self._connecting[sink] = self._tasks.create_task(self._connect(key, where, target, connect_s, sink))
+        self._connecting[sink] = self._tasks.create_task(self._connect(key, target, connect_s, sink))
 
     def cancel(self, sink: Sink) -> None:
         """Forget a connect under way; its sink hears nothing more."""
@@ -103,21 +119,13 @@ class Pool:
     def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
         """Close the idle connections to endpoints that policy no longer has."""
         for gone in self._targets.keys() - {_where(endpoint) for endpoint in endpoints}:
-            for connection in self._targets.pop(gone).idle:
-                connection.abort()
+            self._targets.pop(gone).drop()
 
     def close(self) -> None:
         """Close every idle connection."""
         self.keep_only(())
 
-    async def _connect(self, key: EndpointKey, where: _Where, target: _Target, connect_s: float, sink: Sink) -> None:
-        def on_idle(connection: EngineConnection) -> None:
-            if self._targets.get(where) is not target:
-                connection.abort()  # the policy moved on while it worked
-                return
-            connection.idle_since = self._loop.time()
-            target.idle.append(connection)
-
+    async def _connect(self, key: EndpointKey, target: _Target, connect_s: float, sink: Sink) -> None:
         def on_gone(connection: EngineConnection, poisoned: bool) -> None:
             self.open_connections -= 1
             if poisoned:
@@ -127,7 +135,7 @@ class Pool:
 
         try:
             async with asyncio.timeout(connect_s):
-                connection = await self._open(target, lambda: EngineConnection(on_idle, on_gone))
+                connection = await self._open(target, lambda: EngineConnection(target.rest, on_gone))
         except TimeoutError:
             detail = f"no connection to {key} within {connect_s:g} s"
         except Exception as exc:  # noqa: BLE001 - here a task begins; whatever fails is this connection's failure alone

@@ -3,6 +3,8 @@
 Over sockets every clause is a conformance case; that no cut changes anything is a fuzz test.
 """
 
+import gc
+
 import pytest
 
 from sidecar.downstream.parser import Refused, RequestParser
@@ -263,3 +265,29 @@ def test_many_requests_in_a_row_are_all_read_however_they_are_cut(many: bytes, s
     for at in range(0, len(data), step):
         made.feed(data[at : at + step])
     assert [found.target for found in made.requests] == targets
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\nHost: a\n\n",
+    ],
+)
+def test_a_refusal_leaves_nothing_for_the_garbage_collector(data: bytes) -> None:
+    def refuse() -> None:
+        parser = RequestParser(lambda: 1024, False)
+        with pytest.raises(Refused):
+            parser.feed(data)
+        parser.close()
+
+    refuse()
+    gc.collect()
+    gc.disable()
+    try:
+        refuse()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

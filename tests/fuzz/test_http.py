@@ -322,9 +322,10 @@ class Heard:
         else:
             self._note("body", data)
 
-    def on_end(self, trailers: list[bytes]) -> None:
+    def on_end(self, trailers: list[bytes]) -> bool:
         self._note("end", trailers)
         self.over = True
+        return True
 
     def on_lost(self) -> None:
         self._note("lost")

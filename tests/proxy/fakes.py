@@ -49,7 +49,7 @@ class FakeLink:
         self.upload_ended = False
         self.upload_trailers: list[bytes] = []
         self.tunnelled = b""
-        self._backlog: list[tuple[Callable[[Sink], None], bool]] = []
+        self._backlog: list[tuple[Callable[[Sink], object], bool]] = []
 
     def send(self, sink: Sink, head: bytes, body: bytes, *, head_only: bool, upgrade: bool) -> None:
         self.sink = sink
@@ -87,7 +87,7 @@ class FakeLink:
 
     # The engine; its words can be strung together.
 
-    def _say(self, say: Callable[[Sink], None], last: bool = False) -> "FakeLink":
+    def _say(self, say: Callable[[Sink], object], last: bool = False) -> "FakeLink":
         if not self.reading:
             self._backlog.append((say, last))
             return self

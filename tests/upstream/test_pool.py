@@ -42,8 +42,9 @@ class Asker:
 
     def on_body(self, data: bytes) -> None: ...
 
-    def on_end(self, trailers: list[bytes]) -> None:
+    def on_end(self, trailers: list[bytes]) -> bool:
         self.events.append("end")
+        return True
 
     def on_lost(self) -> None:
         self.events.append("lost")
