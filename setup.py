@@ -5,8 +5,10 @@ the shapes that msgspec decodes into, whose annotations mypyc does not keep.
 """
 
 import os
+import sys
+from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 COMPILED = [
     "sidecar/kernel/errors.py",
@@ -24,6 +26,8 @@ COMPILED = [
     "sidecar/core/classify.py",
     "sidecar/core/fleet.py",
     "sidecar/core/identify.py",
+    "sidecar/core/models.py",
+    "sidecar/core/pool.py",
     "sidecar/core/split.py",
     "sidecar/core/window.py",
     "sidecar/proxy/attempt.py",
@@ -41,9 +45,33 @@ COMPILED = [
     "sidecar/telemetry/series.py",
 ]
 
-if os.environ.get("SIDECAR_COMPILE") == "1":
-    from mypyc.build import mypycify
+# mypyc 2.4 raises SystemError for bytes[start:end] with start > end, where Python gives b"". Peers choose such numbers,
+# so no slice of ours shall depend on who compiled it: its runtime is compiled with this line changed.
+RAISES = "Py_ssize_t slice_len = endn - startn;"
+EMPTY = "Py_ssize_t slice_len = endn > startn ? endn - startn : 0;"
 
-    setup(ext_modules=mypycify(COMPILED, opt_level="3", debug_level="0"))
-else:
-    setup()
+
+def compiled() -> list[Extension]:
+    """The extensions of the compiled modules; their C sources are written under build/."""
+    try:
+        from mypyc.build import include_dir, mypycify
+    except ModuleNotFoundError:
+        sys.exit(
+            "SIDECAR_COMPILE=1 needs mypy and the package's own dependencies, since it compiles by their types:\n"
+            "  pip install '.[compile]'\n"
+            "  SIDECAR_COMPILE=1 pip install --no-build-isolation --no-deps --force-reinstall ."
+        )
+    extensions = mypycify(COMPILED, opt_level="3", debug_level="0")
+    runtime = Path(include_dir(), "bytes_ops.c").read_text(encoding="utf-8")
+    if runtime.count(RAISES) != 1:
+        sys.exit("mypyc's bytes_ops.c is another one than setup.py mends: see whether its slices still raise")
+    mended = Path("build", "mended")
+    mended.mkdir(parents=True, exist_ok=True)
+    (mended / "bytes_ops.c").write_text(runtime.replace(RAISES, EMPTY), encoding="utf-8")
+    for extension in extensions:
+        extension.include_dirs.insert(0, str(mended))
+    return extensions
+
+
+if __name__ == "__main__":
+    setup(ext_modules=compiled() if os.environ.get("SIDECAR_COMPILE") == "1" else [])
