@@ -1,15 +1,15 @@
-"""The way of a request, stage by stage, on one screen: `Exchange._flow`.
+"""The way of a request, stage by stage: `Exchange._begin`, then `_serve` and `_judged` once per attempt.
 
-The flow is a coroutine that no task runs. Between its stages nothing waits, so nothing can interleave and nothing
-needs a lock; it waits in one place, for an attempt to end, and whoever ends the attempt resumes it. A task would cost
-three more turns of the event loop per request and do nothing else (docs/adr/0001).
+Between the stages nothing waits, so nothing can interleave and nothing needs a lock. A request waits in one place, for
+an attempt to end: `_serve` returns, and whoever ends the attempt calls `attempt_done`, which goes on. No task and no
+coroutine: a task would cost three turns of the event loop per request, a coroutine a kilobyte per stream
+(docs/adr/0008).
 
 Bytes do not pass through here: an attempt hands them from the engine's connection to the client's.
 """
 
-from collections.abc import Callable, Coroutine, Generator
-from types import coroutine
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import Breaker, Denied, Permit, Transition
@@ -98,20 +98,27 @@ class Exchange:
     __slots__ = (
         "_attempt",
         "_attempts",
-        "_binds",
+        "_call",
         "_choice",
         "_client",
         "_cut_reason",
-        "_flow_state",
+        "_deaf",
+        "_home",
         "_lent",
         "_node_failing",
         "_pipeline",
         "_reason",
         "_request",
+        "_request_breaker",
         "_request_id",
+        "_request_permit",
+        "_service",
+        "_serving",
         "_session",
+        "_session_permit",
         "_status",
         "_total_at",
+        "_tried",
         "_waiting",
         "_who",
         "started_at",
@@ -125,7 +132,15 @@ class Exchange:
         self._attempts = 0
         self._choice: Choice | None = None
         self._session: Session | None = None
-        self._binds = True
+        self._home = True
+        self._call: Call | None = None
+        self._service: ServiceState | None = None
+        self._serving: ServiceState | None = None
+        self._tried: list[EndpointKey] = []
+        self._deaf: list[EndpointKey] = []
+        self._request_breaker: Breaker | None = None
+        self._request_permit: Permit | None = None
+        self._session_permit: Permit | None = None
         self._who = NOBODY
         self._reason: Reason | None = None
         self._cut_reason: Reason | None = None
@@ -136,107 +151,164 @@ class Exchange:
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
         self.started_at = pipeline.clock()
         self._total_at = self.started_at
-        self._flow_state: Coroutine[Any, Any, None] = self._flow()
 
-    # The flow.
+    # The way.
 
-    async def _flow(self) -> None:
-        pipeline, request = self._pipeline, self._request
-        fleet, now = pipeline.fleet, self.started_at
-        call: Call | None = None
-        service: ServiceState | None = None
-        request_breaker: Breaker | None = None
-        request_permit: Permit | Denied | None = None
-        session_permit: Permit | Denied | None = None
+    def start(self) -> None:
+        """Run until the first wait, or to the end."""
+        self._pipeline.live += 1
+        over = True
         try:
-            if pipeline.draining:
-                return self._refuse(Reason.DRAINING, "this sidecar is shutting down", 1.0)
-            # parse
-            if request.api is not None:
-                call = read_call(request.api, request.body)
-            model = call.model if call is not None else ""
-            # identify
-            service = fleet.service_for(model)
-            if service is None:
-                return self._refuse(Reason.UNKNOWN_MODEL, f"no service has the model {model[:128]!r}", param="model")
-            self._total_at = now + service.times.total_s
-            if call is not None:
-                if len(request.body) > service.body_bytes:
-                    limit = service.body_bytes
-                    return self._refuse(Reason.TOO_LARGE, f"the body exceeds {limit} bytes (limits.body_bytes)")
-                self._who = who = fleet.identifier.identify(request.headers, call.user)
-                # admit: the kind of request, and the session
-                fallback = self._fallback_of(service)
-                key = _request_key(service.request_key, request)
-                if key is not None:
-                    request_breaker = service.request_breaker(key, now)
-                    request_permit = request_breaker.acquire(now)
-                    if isinstance(request_permit, Permit):
-                        self._note(request_permit)
-                    elif fallback is None:
-                        return self._deny(Reason.REQUEST_OPEN, "requests of this kind keep failing", request_permit)
-                if who.session is not None:
-                    self._session = service.session(who.session, now)
-                    session_permit = service.admit_session(self._session, now)
-                    if isinstance(session_permit, Permit):
-                        self._note(session_permit)
-                    elif fallback is None:
-                        return self._deny(Reason.SESSION_OPEN, "this session's requests keep failing", session_permit)
-                if fallback is not None and (isinstance(request_permit, Denied) or isinstance(session_permit, Denied)):
-                    return await self._serve(fallback, call, home=False)
-            await self._serve(service, call)
+            over = self._begin()
         except SidecarError as error:
             self._refuse(error.reason, error.detail)
         except Exception as exc:  # noqa: BLE001 - here a request begins: its crash is its own
             self._crashed(exc)
-        finally:
-            self._record(service, call, request_breaker, request_permit, session_permit)
+        if over:
+            self._end()
 
-    async def _serve(self, service: ServiceState, call: Call | None, *, home: bool = True) -> None:
-        """Pick a version and a node, try, judge; again while that is allowed. Not `home`: this is the fallback."""
-        pipeline = self._pipeline
+    def attempt_done(self, attempt: Attempt) -> None:
+        """The attempt ended: go on, unless it ended before there was a wait."""
+        if not self._waiting:
+            return
+        self._waiting = False
+        over = True
+        try:
+            over = self._judged(attempt) or self._serve()
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._crashed(exc)
+        if over:
+            self._end()
+
+    def _begin(self) -> bool:
+        """Parse, identify, admit, serve. As of all that follow: True once the request is over, False while it waits."""
+        pipeline, request = self._pipeline, self._request
+        fleet, now = pipeline.fleet, self.started_at
+        if pipeline.draining:
+            self._refuse(Reason.DRAINING, "this sidecar is shutting down", 1.0)
+            return True
+        # parse
+        model = ""
+        if request.api is not None:
+            self._call = call = read_call(request.api, request.body)
+            model = call.model
+        # identify
+        self._service = service = fleet.service_for(model)
+        if service is None:
+            self._refuse(Reason.UNKNOWN_MODEL, f"no service has the model {model[:128]!r}", param="model")
+            return True
+        self._total_at = now + service.times.total_s
+        if self._call is None:
+            self._turn_to(service, now)
+            return self._serve()
+        if len(request.body) > service.body_bytes:
+            limit = service.body_bytes
+            self._refuse(Reason.TOO_LARGE, f"the body exceeds {limit} bytes (limits.body_bytes)")
+            return True
+        self._who = who = fleet.identifier.identify(request.headers, self._call.user)
+        # admit: the kind of request, and the session
+        fallback = self._fallback_of(service)
+        admitted = True
+        key = _request_key(service.request_key, request)
+        if key is not None:
+            self._request_breaker = breaker = service.request_breaker(key, now)
+            permit = breaker.acquire(now)
+            if isinstance(permit, Permit):
+                self._request_permit = permit
+                self._note(permit)
+            elif fallback is None:
+                self._deny(Reason.REQUEST_OPEN, "requests of this kind keep failing", permit)
+                return True
+            else:
+                admitted = False
+        if who.session is not None:
+            self._session = session = service.session(who.session, now)
+            permit = service.admit_session(session, now)
+            if isinstance(permit, Permit):
+                self._session_permit = permit
+                self._note(permit)
+            elif fallback is None:
+                self._deny(Reason.SESSION_OPEN, "this session's requests keep failing", permit)
+                return True
+            else:
+                admitted = False
+        if admitted or fallback is None:
+            self._turn_to(service, now)
+        else:
+            self._home = False
+            self._turn_to(fallback, now)
+        return self._serve()
+
+    def _serve(self) -> bool:
+        """Pick a version and a node, and try; again while that is allowed."""
+        pipeline, call = self._pipeline, self._call
         chance = pipeline.fleet.chance
         model = call.model if call is not None else ""
-        session = self._session if home else None
-        self._binds = home
-        fallback = self._fallback_of(service) if home else None
-        tried: list[EndpointKey] = []
-        deaf: list[EndpointKey] = []
-        now = pipeline.clock()
-        service.budget.request(now)
         while True:
+            service = self._serving
+            assert service is not None
+            session = self._session if self._home else None
+            tried = self._tried
+            now = pipeline.clock()
             version = pick_version(service, session, model, tried, now, chance)
             choice = pick(service, session, version, model, tried, now, chance, may_probe=call is not None)
             if isinstance(choice, Unavailable):
-                if fallback is not None:
-                    return await self._serve(fallback, call, home=False)
+                if self._fall_back(service, now):
+                    continue
+                deaf = self._deaf
                 if len(tried) > len(deaf):
                     choice = pick(service, session, version, model, deaf, now, chance, may_probe=call is not None)
                 if isinstance(choice, Unavailable):
-                    return self._give_up(choice, now)
-            attempt = await self._try(service, choice, call)
-            ending = attempt.ending
-            assert ending is not None
-            now = pipeline.clock()
-            self._judge(service, choice, attempt, ending, now)
-            if attempt.committed or not self._resendable(ending, now):
-                return self._finish(attempt, ending)
-            allowed = service.attempts
-            if self._attempts >= allowed or not service.budget.take(now):
-                if fallback is not None and allowed > 1:
-                    return await self._serve(fallback, call, home=False)
-                return self._finish(attempt, ending)
-            key = choice.node.key
-            tried.append(key)
-            if ending in _STILL_DEAF:
-                deaf.append(key)
+                    self._give_up(choice, now)
+                    return True
+            attempt = self._try(service, choice)
+            if attempt.ending is None:
+                self._waiting = True
+                return False
+            if self._judged(attempt):
+                return True
+
+    def _judged(self, attempt: Attempt) -> bool:
+        """Judge an attempt that ended; False if the request is to be tried again."""
+        ending, service, choice = attempt.ending, self._serving, self._choice
+        assert ending is not None and service is not None and choice is not None
+        now = self._pipeline.clock()
+        self._judge(service, choice, attempt, ending, now)
+        if attempt.committed or not self._resendable(ending, now):
+            self._finish(attempt, ending)
+            return True
+        if self._attempts >= service.attempts or not service.budget.take(now):
+            if service.attempts > 1 and self._fall_back(service, now):
+                return False
+            self._finish(attempt, ending)
+            return True
+        key = choice.node.key
+        self._tried.append(key)
+        if ending in _STILL_DEAF:
+            self._deaf.append(key)
+        return False
+
+    def _turn_to(self, service: ServiceState, now: float) -> None:
+        self._serving = service
+        self._tried = []
+        self._deaf = []
+        service.budget.request(now)
+
+    def _fall_back(self, service: ServiceState, now: float) -> bool:
+        """Turn to the fallback, once, if there is one."""
+        fallback = self._fallback_of(service) if self._home else None
+        if fallback is None:
+            return False
+        self._home = False
+        self._turn_to(fallback, now)
+        return True
 
     def _fallback_of(self, service: ServiceState) -> ServiceState | None:
         fallback = self._pipeline.fleet.services.get(service.fallback) if service.fallback else None
         return None if fallback is service else fallback
 
-    async def _try(self, service: ServiceState, choice: Choice, call: Call | None) -> Attempt:
-        """Forward, and wait for the attempt to end: the one place where a request waits."""
+    def _try(self, service: ServiceState, choice: Choice) -> Attempt:
+        """Forward; the attempt may have ended already when this returns."""
         pipeline, request, node = self._pipeline, self._request, choice.node
         self._note(choice.permit)
         self._choice = choice
@@ -244,7 +316,7 @@ class Exchange:
         self._attempt = attempt = Attempt(
             self,
             request,
-            call,
+            self._call,
             self._client,
             node,
             pipeline.connector,
@@ -256,9 +328,6 @@ class Exchange:
         node.in_flight += 1
         self._lent = choice
         attempt.start(engine_head(request, self._request_id, self._client.peer, self._client.scheme, node.key))
-        if attempt.ending is None:
-            self._waiting = True
-            await _until_resumed()
         return attempt
 
     def _judge(self, service: ServiceState, choice: Choice, attempt: Attempt, ending: Ending, now: float) -> None:
@@ -363,14 +432,18 @@ class Exchange:
         else:
             self._refuse(Reason.INTERNAL, "this sidecar failed; its log says how")
 
-    def _record(
-        self,
-        service: ServiceState | None,
-        call: Call | None,
-        request_breaker: Breaker | None,
-        request_permit: Permit | Denied | None,
-        session_permit: Permit | Denied | None,
-    ) -> None:
+    def _end(self) -> None:
+        try:
+            self._record()
+        except Exception as exc:  # noqa: BLE001 - not even its end could be recorded
+            self._pipeline.on_crash(exc)
+            self._client.cut()
+        # The attempt and we know each other: without this only the garbage collector could part us.
+        self._attempt = self._choice = None
+        self._pipeline.live -= 1
+        self._client.exchange_done()
+
+    def _record(self) -> None:
         """The request's own outcome, once, to whoever admitted it; then the line in the log."""
         pipeline, attempt, session = self._pipeline, self._attempt, self._session
         now = pipeline.clock()
@@ -381,7 +454,8 @@ class Exchange:
         ending = attempt.ending if attempt is not None else None
         verdict = DOCTRINE[ending] if ending is not None else None
         why = ending if ending is not None else ""
-        if isinstance(request_permit, Permit) and request_breaker is not None:
+        request_breaker, request_permit = self._request_breaker, self._request_permit
+        if request_permit is not None and request_breaker is not None:
             # A kind of request fails where its endpoint serves others; what could not even connect, or met an endpoint
             # that fails anyway, says nothing about its kind.
             result = _IGNORED
@@ -392,15 +466,15 @@ class Exchange:
             ):
                 result = verdict.node
             self._transition(request_breaker.record(request_permit, result, now, why))
-        if isinstance(session_permit, Permit) and service is not None and session is not None:
+        service, session_permit = self._service, self._session_permit
+        if session_permit is not None and service is not None and session is not None:
             result = verdict.session if verdict is not None else _IGNORED
             self._transition(service.record_session(session, session_permit, result, now, why))
-        pipeline.recorder.request(self._request_record(service, call, ending, now))
+        pipeline.recorder.request(self._request_record(ending, now))
 
-    def _request_record(
-        self, service: ServiceState | None, call: Call | None, ending: Ending | None, now: float
-    ) -> RequestRecord:
+    def _request_record(self, ending: Ending | None, now: float) -> RequestRecord:
         request, attempt, choice = self._request, self._attempt, self._choice
+        service, call = self._service, self._call
         usage = attempt.usage if attempt is not None else None
         reader = attempt.reader if attempt is not None else None
         status = self._status
@@ -443,41 +517,13 @@ class Exchange:
         if transition is not None:
             self._pipeline.recorder.transition(transition)
 
-    # Who drives the flow.
-
-    def start(self) -> None:
-        """Run until the first wait, or to the end."""
-        self._pipeline.live += 1
-        self._resume()
-
-    def _resume(self) -> None:
-        try:
-            self._flow_state.send(None)
-        except StopIteration:
-            pass
-        except Exception as exc:  # noqa: BLE001 - not even its end could be recorded
-            self._pipeline.on_crash(exc)
-            self._client.cut()
-        else:
-            return
-        # The attempt and we know each other: without this only the garbage collector could part us.
-        self._attempt = self._choice = None
-        self._pipeline.live -= 1
-        self._client.exchange_done()
-
-    def attempt_done(self, attempt: Attempt) -> None:
-        """The attempt ended: on with the flow, unless it ended before the flow began to wait."""
-        if self._waiting:
-            self._waiting = False
-            self._resume()
-
     # What the attempt asks.
 
     def attempt_accepted(self, attempt: Attempt) -> None:
         """The engine took the request: now, and not before, the session is bound to it."""
         head, choice, session = attempt.head, self._choice, self._session
         good = attempt.ending in (None, _COMPLETE) and head is not None and head.status < 400
-        if self._binds and session is not None and choice is not None and good:
+        if self._home and session is not None and choice is not None and good:
             bind(session, choice, self._pipeline.clock())
 
     def reply_lines(self, attempt: Attempt) -> bytes:
@@ -533,11 +579,6 @@ class Exchange:
         self._cut_reason = reason
         attempt.detail = message
         attempt.stop(_CUT.get(reason, Ending.CLIENT_MALFORMED))
-
-
-@coroutine
-def _until_resumed() -> Generator[None, None, None]:
-    yield
 
 
 def _attempts_line(attempts: int) -> bytes:
