@@ -115,10 +115,19 @@ def breakers(facts: Facts, scope: str = "", key: str = "") -> Iterator[BreakerLi
         )
 
 
-def routes(facts: Facts) -> list[RouteLine]:
-    """Every service with its endpoints."""
+def routes(facts: Facts, size: int) -> Iterator[RouteLine | None]:
+    """Every service with its endpoints; None after each `size` of these: streams run in between.
+
+    There may be 10,000 of them.
+    """
     now = facts.now()
-    return [_route(str(name), service, now) for name, service in facts.fleet.services.items()]
+    for name, service in list(facts.fleet.services.items()):
+        endpoints = []
+        for number, node in enumerate(list(service.nodes.values()), 1):
+            endpoints.append(_endpoint(node, now))
+            if number % size == 0:
+                yield None
+        yield _route(str(name), service, endpoints)
 
 
 def sessions(facts: Facts, session_id: str) -> list[SessionLine]:
@@ -186,7 +195,7 @@ def iso(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _route(name: str, service: ServiceState, now: float) -> RouteLine:
+def _route(name: str, service: ServiceState, endpoints: list[EndpointLine]) -> RouteLine:
     rules = service.policy
     return RouteLine(
         service=name,
@@ -194,7 +203,7 @@ def _route(name: str, service: ServiceState, now: float) -> RouteLine:
         split=rules.split,
         fallback=rules.fallback,
         sessions=len(service.sessions),
-        endpoints=[_endpoint(node, now) for node in service.nodes.values()],
+        endpoints=endpoints,
     )
 
 

@@ -1,10 +1,10 @@
 """Which endpoint a request goes to: filter, score, rank; and a session's preference for where its cache is.
 
 Filter: serves the model, has the version, is not draining, was not tried by this request, is outside its Retry-After,
-and its breaker lets it. Score: in-flight plus the engine's own queue. Rank: the better of two random ones, and not the
-best of all: everybody's best is the same node, and a herd follows it before its numbers change. Two at random also
-look at two nodes and not ten thousand; all are visited only when several draws found nobody, and that nobody can
-serve is remembered until a breaker moves.
+and its breaker lets it; a pool (`pool`) keeps those that are left at hand. Score: in-flight plus the engine's own
+queue. Rank: the better of two random ones, and not the best of all: everybody's best is the same node, and a herd
+follows it before its numbers change. Two at random also look at two nodes and not ten thousand. All are visited only
+to say why nobody can serve, and of many that is said again for a moment without looking.
 
 1. A node that may be probed gets the next request, before any score, whatever that request's session is: otherwise
    the nodes that are well keep everything and no open breaker would ever close. Re-sent requests are spared: they
@@ -23,18 +23,16 @@ serve is remembered until a breaker moves.
 """
 
 from collections.abc import Callable, Collection
-from math import inf
 from typing import Final, Literal
-
-import msgspec
 
 from sidecar.core.breaker import OUTSIDER, Permit
 from sidecar.core.fleet import Node, Pool, ServiceState, Session
+from sidecar.core.pool import Unavailable as Unavailable
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, VersionName
 
 FEW: Final = 8  # up to this many nodes, visiting all costs less than drawing again
-DRAWS: Final = 10  # pairs drawn of more than that: with two nodes of three open, 1 request in 3,000 visits all
+DRAWS: Final = 10  # pairs drawn of more than that: a request has tried a few at most
 
 Affinity = Literal["", "bound", "moved", "returned"]
 
@@ -61,16 +59,6 @@ class Choice:
         self.left = left
 
 
-class Unavailable(msgspec.Struct, frozen=True):
-    """Nobody can serve: `breaker_open`, `overloaded`, `unknown_model` or `no_endpoint`.
-
-    `retry_at` is monotonic seconds, or None where waiting does not help.
-    """
-
-    reason: Reason
-    retry_at: float | None
-
-
 def pick(
     service: ServiceState,
     session: Session | None,
@@ -88,30 +76,28 @@ def pick(
     is left, it goes to a node whose wait is over, beside the probes.
     """
     pool = service.pool(model, version)
+    pool.refresh(now)
     if not service.sticky:
         session = None
-    if not tried:
-        if now >= pool.probe_at or service.roster.stirs != pool.stirs:
-            node = _probe(service, pool, tried, now) if may_probe else None
-            if node is not None:
-                return _choose(service, session, node, version, now)
-        elif may_probe and now < pool.refused_until:
-            return Unavailable(Reason.BREAKER_OPEN, pool.refused_until)
+    if pool.due and may_probe and not tried:
+        node = pool.probe(tried, now)
+        if node is not None:
+            return _choose(service, session, node, version, now)
     if session is not None and session.node_key is not None:
         choice = _preferred(service, session, pool, tried, now)
         if choice is not None:
             return choice
-    node = _draw(pool.local, tried, now, chance) if pool.local and service.local_first else None
+    node = _draw(pool.local.nodes, tried, chance) if service.local_first else None
     if node is None:
-        node = _draw(pool.nodes, tried, now, chance)
+        node = _draw(pool.ready.nodes, tried, chance)
     if node is None and not may_probe:
         for waited in pool.nodes:
             if waited.breaker.waited(now) and waited.overload_until <= now and waited.key not in tried:
                 return Choice(waited, OUTSIDER)
     elif node is None and tried:
-        node = _probe(service, pool, tried, now)
+        node = pool.probe(tried, now)
     if node is None:
-        return _unavailable(pool, tried, now)
+        return pool.refusal(tried, now)
     return _choose(service, session, node, version, now)
 
 
@@ -140,28 +126,6 @@ def bind(session: Session, choice: Choice, now: float) -> None:
     session.seen_at = now
 
 
-def _usable(node: Node, tried: Collection[EndpointKey], now: float) -> bool:
-    return node.breaker.passes and node.overload_until <= now and node.key not in tried
-
-
-def _probe(service: ServiceState, pool: Pool, tried: Collection[EndpointKey], now: float) -> Node | None:
-    """A node of `pool` whose breaker would lend a probe now."""
-    earliest = inf
-    for key, breaker in service.roster.not_closed.items():
-        node = service.nodes.get(EndpointKey(key))
-        if node is None or breaker.passes or node not in pool.members or key in tried:
-            continue
-        at = max(breaker.probe_at(now), node.overload_until)
-        if at <= now:
-            return node
-        earliest = min(earliest, at)
-    if not tried:
-        pool.stirs = service.roster.stirs
-        pool.probe_at = earliest
-        pool.refused_until = -inf
-    return None
-
-
 def _preferred(
     service: ServiceState,
     session: Session,
@@ -171,23 +135,21 @@ def _preferred(
 ) -> Choice | None:
     """The session's home if it is time to return, else the node it is bound to, if that may serve."""
     if session.home_key is not None and service.return_home:
-        home = service.nodes.get(session.home_key)
-        if home is not None and _usable(home, tried, now) and home in pool.members:
+        home = pool.ready.get(session.home_key)
+        if home is not None and home.key not in tried:
             permit = home.breaker.acquire(now)
             if isinstance(permit, Permit):
                 return Choice(home, permit, "returned")
     key = session.node_key
-    bound = None if key is None else service.nodes.get(key)
-    if bound is None or not _usable(bound, tried, now) or bound not in pool.members:
+    bound = None if key is None else pool.ready.get(key)
+    if bound is None or key in tried:
         return None
     permit = bound.breaker.acquire(now)
     return Choice(bound, permit, "bound") if isinstance(permit, Permit) else None
 
 
-def _draw(
-    nodes: tuple[Node, ...], tried: Collection[EndpointKey], now: float, chance: Callable[[], float]
-) -> Node | None:
-    """The less loaded of two usable nodes at random; None if there is no usable one."""
+def _draw(nodes: list[Node], tried: Collection[EndpointKey], chance: Callable[[], float]) -> Node | None:
+    """The less loaded of two of `nodes` at random; None if all were tried."""
     count = len(nodes)
     if count > 1:
         for _ in range(DRAWS if count > FEW else 1):
@@ -196,18 +158,12 @@ def _draw(
             if second >= first:
                 second += 1
             one, other = nodes[first], nodes[second]
-            if _usable(one, tried, now):
-                if _usable(other, tried, now):
-                    return other if other.in_flight + other.waiting < one.in_flight + one.waiting else one
-                return one
-            if _usable(other, tried, now):
-                return other
-    usable = [node for node in nodes if _usable(node, tried, now)]
-    if not usable:
-        return None
-    first = int(chance() * len(usable))
-    second = int(chance() * len(usable))
-    one, other = usable[first], usable[second]
+            if not tried or (one.key not in tried and other.key not in tried):
+                return other if other.in_flight + other.waiting < one.in_flight + one.waiting else one
+    rest = [node for node in nodes if node.key not in tried] if tried else nodes
+    if len(rest) < 2:
+        return rest[0] if rest else None
+    one, other = rest[int(chance() * len(rest))], rest[int(chance() * len(rest))]
     return other if other.in_flight + other.waiting < one.in_flight + one.waiting else one
 
 
@@ -230,25 +186,3 @@ def _choose(
     if version is not None and bound.version != version and bound.overload_until <= now:
         return Choice(node, permit, "moved", key)
     return Choice(node, permit)
-
-
-def _unavailable(pool: Pool, tried: Collection[EndpointKey], now: float) -> Unavailable:
-    if pool.unknown_model:
-        return Unavailable(Reason.UNKNOWN_MODEL, None)
-    earliest = inf
-    overloaded = False
-    for node in pool.nodes:
-        if node.key in tried:
-            continue
-        if node.breaker.passes or node.breaker.can_probe(now):
-            overloaded = True
-            earliest = min(earliest, node.overload_until)
-        else:
-            earliest = min(earliest, max(node.overload_until, node.breaker.retry_at(now)))
-    if earliest == inf:
-        return Unavailable(Reason.NO_ENDPOINT, None)
-    if overloaded:
-        return Unavailable(Reason.OVERLOADED, earliest)
-    if not tried:
-        pool.refused_until = earliest
-    return Unavailable(Reason.BREAKER_OPEN, earliest)

@@ -24,7 +24,7 @@ must count for the state that admitted it.
    probe through until `close` or `reset`.
 
 The machine returns what happened and calls nobody. A `Roster` is shared state, not a listener: it knows which breakers
-of a service are not closed, so that the floor and the search for a node to probe need not visit every endpoint.
+of a service are not closed, and whose endpoint changed, so that the floor and the pools need not visit every one.
 """
 
 from enum import Enum, StrEnum
@@ -40,6 +40,7 @@ from sidecar.policy.schema import BreakerRule
 
 VERDICT_WAIT_S: Final = 1.0  # what a refused client waits while all probes are out: their verdict is due soon
 MAX_DOUBLINGS: Final = 32  # 1 ms doubled 32 times is past every `open_max`; bounds the shift
+FEWEST_REMEMBERED: Final = 512  # changes whose node a roster knows; of a large service as many as it has endpoints
 FEW: Final = 5  # up to this many endpoints the floor rounds down: with ceil, of 2 none could open at a ratio above 0.5
 
 Action = Literal["open", "close", "reset"]
@@ -148,14 +149,15 @@ class Roster:
     """The breakers of one service that are not closed, and how many must be.
 
     `stirs` grows with everything but time that may change who refuses: what was found out about them all stays true
-    while it stands.
+    while it stands, and but for those `since` names when it moved on.
     """
 
-    __slots__ = ("minimum", "not_closed", "size", "stirs")
+    __slots__ = ("_stirred", "minimum", "not_closed", "size", "stirs")
 
     def __init__(self) -> None:
         self.not_closed: dict[str, Breaker] = {}
         self.stirs = 0
+        self._stirred: list[str] = []
         self.size = 0
         self.minimum = 0
 
@@ -163,6 +165,21 @@ class Roster:
         """Sets how many breakers there are and which share of them must stay closed; 0: none."""
         self.size = size
         self.minimum = min_closed(size, min_closed_ratio)
+
+    def stir(self, key: str) -> None:
+        """Something of `key` changed: its breaker, or another thing that decides whether it may serve."""
+        self.stirs += 1
+        stirred = self._stirred
+        stirred.append(key)
+        if len(stirred) > 2 * max(self.size, FEWEST_REMEMBERED):
+            del stirred[: len(stirred) // 2]
+
+    def since(self, stirs: int) -> list[str] | None:
+        """Whose changes came after `stirs`, repeats included; None where that is no longer known."""
+        count = self.stirs - stirs
+        if count > len(self._stirred):
+            return None
+        return self._stirred[-count:] if count > 0 else []
 
     @property
     def missing(self) -> int:
@@ -366,15 +383,20 @@ class Breaker:
                 self._until = min(self._until, self.since + rule.open_max_s)
                 self._denied = Denied(self._until)
         self._set_passes()
-        self._stir()
+        self.stir()
         return transition
 
     def forget(self) -> None:
         """Leaves its roster: the thing it judged is gone."""
         if self._roster is not None:
             self._roster.not_closed.pop(self.key, None)
-            self._stir()
+            self.stir()
             self._roster = None
+
+    def stir(self) -> None:
+        """Tells the roster that something changed by which this breaker's node may serve or not."""
+        if self._roster is not None:
+            self._roster.stir(self.key)
 
     def _failed(self, now: float, why: str) -> Transition | None:
         self._consecutive += 1
@@ -405,7 +427,7 @@ class Breaker:
         lease = self._probes.pop(permit.id, None)
         if lease is None:
             return None
-        self._stir()
+        self.stir()
         if lease <= now:
             return None
         if result is _FAILURE:
@@ -435,10 +457,6 @@ class Breaker:
         self._until = now + self._wait_s
         self._denied = Denied(self._until)
 
-    def _stir(self) -> None:
-        if self._roster is not None:
-            self._roster.stirs += 1
-
     def _set_passes(self) -> None:
         self.passes = self.state is _CLOSED or not (self._enforced or self._held)
 
@@ -461,7 +479,7 @@ class Breaker:
                 self._roster.not_closed.pop(self.key, None)
             else:
                 self._roster.not_closed[self.key] = self
-            self._stir()
+            self.stir()
         return Transition(self.scope, self.key, self.service, old, new, now, why, evidence, self.generation)
 
 

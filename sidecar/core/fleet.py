@@ -13,9 +13,7 @@ embedding path says nothing about its chat path.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from fnmatch import fnmatchcase
-from math import inf
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -23,39 +21,23 @@ import msgspec
 from sidecar.core.breaker import FRESH, Action, Breaker, Denied, Permit, Roster, Scope, State, Transition
 from sidecar.core.budget import RetryBudget
 from sidecar.core.identify import Identifier
+from sidecar.core.models import ModelTable
+from sidecar.core.models import matches as matches
+from sidecar.core.pool import Node as Node
+from sidecar.core.pool import Pool as Pool
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
-from sidecar.policy.schema import Deadlines, Endpoint, Identity, Service, Snapshot
+from sidecar.policy.schema import Deadlines, Identity, Service, Snapshot
 
 MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold anything
 MAX_MODELS: Final = 1024  # model names remembered as belonging to a service; clients make names up
 MAX_MODEL_NAME: Final = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
-MAX_POOLS: Final = 128  # (model, version) pairs remembered; each may list every node
+MAX_POOLS: Final = 128  # (model, version) pairs whose pool is remembered
 LEASE_SLACK_S: Final = 5.0  # a probe may take its total deadline; what comes this much later is lost
 
 
 _FAILURE: Final = Result.FAILURE
-
-
-class Pool:
-    """The nodes that serve one model and version and do not drain, whoever may now; `local` are those marked so.
-
-    `members` are the nodes again, to be asked for one. `unknown_model` is true where nodes exist but none serves the
-    model. What was last found out about their breakers holds while the roster's `stirs` is still `stirs`: nobody lends
-    a probe before `probe_at`, everybody refuses until `refused_until` (monotonic seconds).
-    """
-
-    __slots__ = ("local", "members", "nodes", "probe_at", "refused_until", "stirs", "unknown_model")
-
-    def __init__(self, nodes: tuple["Node", ...], unknown_model: bool) -> None:
-        self.nodes = nodes
-        self.members = frozenset(nodes)
-        self.local = tuple(node for node in nodes if node.endpoint.local)
-        self.unknown_model = unknown_model
-        self.stirs = -1
-        self.probe_at = -inf
-        self.refused_until = -inf
 
 
 class BreakerView(msgspec.Struct, frozen=True):
@@ -73,89 +55,6 @@ class BreakerView(msgspec.Struct, frozen=True):
     why: str
     by: str
     retry_at: float
-
-
-class Node:
-    """One endpoint of one service. `reply_lines` are the header lines that name it on an answer.
-
-    `in_flight` is ours (whoever forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
-    what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
-    """
-
-    __slots__ = (
-        "_draining",
-        "_models",
-        "_pools",
-        "breaker",
-        "endpoint",
-        "healthy",
-        "in_flight",
-        "key",
-        "overload_until",
-        "reply_lines",
-        "service",
-        "version",
-        "waiting",
-    )
-
-    def __init__(
-        self,
-        key: EndpointKey,
-        service: ServiceName,
-        endpoint: Endpoint,
-        breaker: Breaker,
-        pools: dict[tuple[str, VersionName | None], Pool],
-    ) -> None:
-        self.key = key
-        self.service = service
-        self.breaker = breaker
-        self.use(endpoint)
-        self.in_flight = 0
-        self.waiting = 0
-        self.overload_until = -inf
-        self._draining = False
-        self.healthy = True
-        self._models: frozenset[str] | None = None
-        self._pools = pools
-
-    def use(self, endpoint: Endpoint) -> None:
-        """Take what the policy says of the endpoint."""
-        self.endpoint = endpoint
-        self.version = VersionName(endpoint.version)
-        self.reply_lines = b"x-sidecar-endpoint: %b\r\nx-sidecar-version: %b\r\n" % (
-            self.key.encode(),
-            self.version.encode(),
-        )
-
-    @property
-    def draining(self) -> bool:
-        """It gets no new requests: it is about to go, or has left the policy."""
-        return self._draining
-
-    @draining.setter
-    def draining(self, draining: bool) -> None:
-        if draining != self._draining:
-            self._draining = draining
-            self._pools.clear()
-
-    @property
-    def models(self) -> frozenset[str] | None:
-        """The models that the engine reports; None: not known, so all that the policy says."""
-        return self._models
-
-    @models.setter
-    def models(self, models: frozenset[str] | None) -> None:
-        if models != self._models:
-            self._models = models
-            self._pools.clear()
-
-    def serves(self, model: str) -> bool:
-        """Whether policy and engine both have `model`; a request that names none ("") may go anywhere."""
-        if not model:
-            return True
-        if self._models is not None and model not in self._models:
-            return False
-        return matches(self.endpoint.models, model)
 
 
 class Times:
@@ -294,15 +193,14 @@ class ServiceState:
             return pool
         if not model:
             nodes = tuple(node for node in self.nodes.values() if not node.draining and version in (None, node.version))
-            pool = Pool(nodes, False)
+            pool = Pool(nodes, False, self.roster)
         else:
-            whole = self.pool("", version)
-            nodes = tuple(node for node in whole.nodes if node.serves(model))
-            # Clients make model names up: names that rule nobody out share one pool.
-            pool = whole if len(nodes) == len(whole.nodes) else Pool(nodes, not nodes)
+            pool = self.pool("", version).serving(model)
         if len(model) <= MAX_MODEL_NAME:
             if len(self._pools) >= MAX_POOLS:
-                self._pools.clear()
+                # Names only: the pools themselves are dear to make.
+                for name in [name for name in self._pools if name[0]]:
+                    del self._pools[name]
             self._pools[asked] = pool
         return pool
 
@@ -369,12 +267,20 @@ class ServiceState:
             self.request_breakers.popitem(last=False)
         return breaker
 
-    def breakers(self) -> list[Breaker]:
-        """Every node's breaker, and those of sessions and requests that ever moved."""
-        found = [node.breaker for node in self.nodes.values()]
-        found.extend(b for b in self._session_breakers.values() if b.generation)
-        found.extend(b for b in self.request_breakers.values() if b.generation)
-        return found
+    def breakers(self) -> Iterator[Breaker]:
+        """Every node's breaker, and those of sessions and requests that ever moved; the service may change meanwhile.
+
+        There may be 100,000: a list of the candidates is made at once, and each looked at when its turn comes.
+        """
+        nodes, sessions = list(self.nodes.values()), list(self._session_breakers.values())
+        requests = list(self.request_breakers.values())
+        for node in nodes:
+            yield node.breaker
+        # Not `yield from` an expression: compiled, it would be a list first.
+        for some in (sessions, requests):
+            for breaker in some:
+                if breaker.generation:
+                    yield breaker
 
     def find(self, scope: Scope, key: str, now: float) -> Breaker | None:
         """The breaker an operator means; None where this service has never met `key`."""
@@ -408,12 +314,13 @@ class ServiceState:
 class Fleet:
     """All services of this sidecar. `chance` gives numbers in [0, 1); it is kept here for those who pick."""
 
-    __slots__ = ("_by_model", "chance", "identifier", "services")
+    __slots__ = ("_by_model", "_models", "chance", "identifier", "services")
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self.chance = chance
         self.services: dict[ServiceName, ServiceState] = {}
         self.identifier = Identifier(Identity())
+        self._models: ModelTable[ServiceState] = ModelTable(())
         self._by_model: dict[str, ServiceState | None] = {}
 
     def apply(self, snapshot: Snapshot, now: float) -> list[Transition]:
@@ -430,6 +337,7 @@ class Fleet:
                 for node in gone.nodes.values():
                     node.draining = True
         self.services = services
+        self._models = ModelTable([(service.policy.models, service) for service in services.values()])
         self._by_model.clear()
         self.identifier = Identifier(snapshot.identity)
         return moved
@@ -443,26 +351,23 @@ class Fleet:
             return self._by_model[model]
         except KeyError:
             pass
-        services = self.services.values()
-        found: ServiceState | None = None
-        if model:
-            exact = (s for s in services if model in s.policy.models)
-            found = next(exact, None) or next((s for s in services if matches(s.policy.models, model)), None)
-        else:
-            found = next(iter(services), None)
+        found = self._models.find(model) if model else next(iter(self.services.values()), None)
         if len(model) <= MAX_MODEL_NAME:
             if len(self._by_model) >= MAX_MODELS:
                 self._by_model.clear()
             self._by_model[model] = found
         return found
 
-    def views(self, now: float) -> list[BreakerView]:
-        """Every breaker worth showing: all nodes', and those of sessions and requests that ever moved."""
-        return [
-            BreakerView(b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by, b.retry_at(now))
-            for service in self.services.values()
-            for b in service.breakers()
-        ]
+    def views(self, now: float) -> Iterator[BreakerView]:
+        """Every breaker worth showing: all nodes', and those of sessions and requests that ever moved.
+
+        One at a time, as it is when its turn comes; the fleet may change in between.
+        """
+        for service in list(self.services.values()):
+            for b in service.breakers():
+                yield BreakerView(
+                    b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by, b.retry_at(now)
+                )
 
     def override(self, scope: Scope, key: str, action: Action, now: float, by: str) -> list[Transition] | None:
         """Obeys an operator, in every service that knows `key`; None if none does."""
@@ -471,8 +376,3 @@ class Fleet:
             return None
         forced = [breaker.force(action, now, by) for breaker in found]
         return [transition for transition in forced if transition is not None]
-
-
-def matches(globs: tuple[str, ...], model: str) -> bool:
-    """Whether a model name is among globs (`*`, `?`, `[...]`; case counts)."""
-    return any(glob == "*" or glob == model or fnmatchcase(model, glob) for glob in globs)

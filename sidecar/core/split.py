@@ -48,12 +48,9 @@ def may_serve(
     service: ServiceState, version: VersionName, model: str, tried: Collection[EndpointKey], now: float
 ) -> bool:
     """Whether some node of a version that has `model` and was not `tried` could take a request now."""
-    for node in service.pool(model, version).nodes:
-        if node.key in tried:
-            continue
-        if node.overload_until <= now and (node.breaker.passes or node.breaker.can_probe(now)):
-            return True
-    return False
+    pool = service.pool(model, version)
+    pool.refresh(now)
+    return pool.may_serve(tried, now)
 
 
 def rendezvous(split: list[tuple[VersionName, float]], session: SessionId) -> VersionName:

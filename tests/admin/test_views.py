@@ -68,7 +68,7 @@ def test_route_shows_where_its_models_go() -> None:
     state.session(SessionId("s"), 1000.0)
     node = state.nodes[A]
     node.in_flight, node.waiting, node.models, node.overload_until = 2, 5, frozenset({"b", "a"}), 1002.5
-    (route,) = views.routes(facts)
+    (route,) = read_routes(facts)
     assert (route.service, route.models, route.split, route.fallback, route.sessions) == (
         "chat",
         ("llama*",),
@@ -98,7 +98,25 @@ def test_endpoint_that_never_was_overloaded_is_json() -> None:
     """The fleet says minus infinity, which JSON cannot."""
     facts = StillFacts(snapshot(service(A)))
     assert facts.fleet.services[CHAT].nodes[A].overload_until == -math.inf
-    assert b"null" not in views.encode(views.routes(facts)[0].endpoints[0].overloaded_s)
+    assert read_routes(facts)[0].endpoints[0].overloaded_s == 0.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("counts", [(), (0,), (3,), (1, 0, 2)])
+def test_routes_are_the_same_in_slices_of_any_size(counts: tuple[int, ...], size: int) -> None:
+    services = [
+        service(*(f"10.0.{number}.{host}:80" for host in range(count)), name=f"s{number}")
+        for number, count in enumerate(counts)
+    ]
+    facts = StillFacts(snapshot(*services))
+    assert [(route.service, len(route.endpoints)) for route in read_routes(facts, size)] == [
+        (f"s{number}", count) for number, count in enumerate(counts)
+    ]
+    assert list(views.routes(facts, size)).count(None) == sum(count // size for count in counts)
+
+
+def read_routes(facts: StillFacts, size: int = 2) -> list[views.RouteLine]:
+    return [line for line in views.routes(facts, size) if line is not None]
 
 
 def test_session_shows_where_it_is_and_looking_keeps_nothing_alive() -> None:

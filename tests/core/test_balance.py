@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection
 
 import msgspec
 import pytest
@@ -10,10 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sidecar.core import balance
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import VERDICT_WAIT_S, Action, Permit, State
-from sidecar.core.fleet import Fleet, Node, Pool, ServiceState, Session
+from sidecar.core.fleet import Fleet, Node, ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 from sidecar.kernel.outcome import Result
@@ -243,7 +241,7 @@ def test_fifty_at_once_give_the_node_on_trial_exactly_its_probes(probes: int, he
     if healthy:
         assert all(not chosen(c).permit.probe for c in rest)
     else:
-        assert {refused(c) for c in rest} == {Unavailable(Reason.BREAKER_OPEN, 10.0 + VERDICT_WAIT_S)}
+        assert all(refused(c) == Unavailable(Reason.BREAKER_OPEN, 10.0 + VERDICT_WAIT_S) for c in rest)
     for choice in on_trial:
         choice.node.breaker.record(choice.permit, S, 11.0)
     assert bench.node(1).breaker.state is State.CLOSED
@@ -351,21 +349,38 @@ def test_modes_that_do_not_enforce_change_no_choice(mode: Mode) -> None:
             assert {chosen(bench.pick(now)).node.key for _ in range(20)} == {key(idle)}
 
 
-def test_aborted_canaries_that_are_open_cost_no_search_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborted_canaries_that_are_open_are_not_looked_at_by_those_who_cannot_go_there() -> None:
     bench = Bench(service_of(10, v1=1, v2=0))
     for number in range(2, 11, 2):
         trip(bench.node(number).breaker, 0.0)
-    searches = Counter[str]()
-    search = balance._probe
-
-    def spy(service: ServiceState, pool: Pool, tried: Collection[EndpointKey], now: float) -> Node | None:
-        searches["made"] += 1
-        return search(service, pool, tried, now)
-
-    monkeypatch.setattr(balance, "_probe", spy)
     for tick in range(1000):
         assert chosen(bench.pick(20.0 + tick, version="v1")).node.version == "v1"
-    assert searches["made"] == 1
+    assert not bench.service.pool("m", VersionName("v1")).due
+    assert all(bench.node(number).breaker.state is State.OPEN for number in range(2, 11, 2))
+
+
+def test_one_that_is_full_and_whose_wait_ends_meanwhile_is_full() -> None:
+    bench = Bench(service_of(1))
+    trip(bench.node(1).breaker, 0.0)
+    bench.node(1).overload_until = 20.0
+    assert bench.pick(1.0) == Unavailable(Reason.BREAKER_OPEN, 20.0)
+    assert bench.pick(11.0) == Unavailable(Reason.OVERLOADED, 20.0)
+    assert chosen(bench.pick(20.0)).permit.probe
+
+
+def test_of_many_the_reason_is_told_again_for_a_moment_and_never_keeps_anybody_out() -> None:
+    bench = Bench(service_of(100))
+    for number in range(1, 101):
+        trip(bench.node(number).breaker, 0.0)
+    assert bench.pick(1.0) == Unavailable(Reason.BREAKER_OPEN, 10.0)
+    bench.node(7).breaker.force("open", 1.0, "ann")
+    assert bench.pick(1.05) == Unavailable(Reason.BREAKER_OPEN, 10.0)
+    for number in range(1, 101):
+        bench.node(number).breaker.force("open", 1.1, "ann")
+    assert bench.pick(1.2) == Unavailable(Reason.BREAKER_OPEN, 11.2)
+    bench.node(9).breaker.force("close", 1.21, "ann")
+    assert chosen(bench.pick(1.21)).node.key == key(9)
+    assert bench.pick(1.21, 9) == Unavailable(Reason.BREAKER_OPEN, 11.21), "another question"
 
 
 # --- affinity -------------------------------------------------------------------------------------------------------

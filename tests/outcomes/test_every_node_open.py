@@ -45,7 +45,7 @@ async def test_all_open_is_a_fast_503_until_one_probe_each_heals(count: int) -> 
         plan = service(*nodes, breakers=node_breaker(1, open_s=Seconds(1.5), successes=1), retry=NO_RETRY)
         async with sidecar(plan) as proxy:
             await open_all(proxy, nodes)
-            views = proxy.running.fleet.views(proxy.running.now())
+            views = list(proxy.running.fleet.views(proxy.running.now()))
             earliest = min(view.retry_at for view in views if view.scope == "node")
             asked_before = [len(node.requests) for node in nodes]
             versions = [view.version for view in views]

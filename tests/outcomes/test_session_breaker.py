@@ -172,7 +172,7 @@ async def test_memory_for_sessions_is_bounded_and_they_are_no_label() -> None:
         assert len(state.sessions) <= 100
         for number in range(150):
             assert (await client.ask(chat(session=f"bad-{number}", text=LONG), b"POST")).status == 400
-        assert len(state.sessions) <= 100 and len(state.breakers()) <= 101
+        assert len(state.sessions) <= 100 and len(list(state.breakers())) <= 101
         text, _ = await proxy.running.exposition()
         assert b"many-" not in text and b"bad-" not in text
 
