@@ -18,6 +18,7 @@ from sidecar.core.window import Window
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Endpoint, Identity, NodeBreaker, Service, Snapshot
+from sidecar.wire.headers import PASSED, Line
 
 ACQUIRE_RECORD_NS = 450
 WINDOW_COUNT_NS = 160
@@ -31,13 +32,16 @@ PICK_VERSION_NS = 550
 
 UNITS = 200
 HEADERS = [
-    (b"host", b"127.0.0.1:9400"),
-    (b"user-agent", b"python-httpx/0.28.1"),
-    (b"accept", b"*/*"),
-    (b"content-type", b"application/json"),
-    (b"authorization", b"Bearer x"),
-    (b"x-session-id", b"0123abcd-4b6e-4c1d-9d3e-5b1f0a2c7e88"),
-    (b"content-length", b"1024"),
+    Line(name, value, PASSED, b"")
+    for name, value in (
+        (b"host", b"127.0.0.1:9400"),
+        (b"user-agent", b"python-httpx/0.28.1"),
+        (b"accept", b"*/*"),
+        (b"content-type", b"application/json"),
+        (b"authorization", b"Bearer x"),
+        (b"x-session-id", b"0123abcd-4b6e-4c1d-9d3e-5b1f0a2c7e88"),
+        (b"content-length", b"1024"),
+    )
 ]
 
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from sidecar.kernel.exchange import Header
 from sidecar.kernel.ids import SessionId
 from sidecar.policy.schema import Identity, Source
+from sidecar.wire.headers import Line
 
 MAX_ID_BYTES: Final = 256  # longer ids are hashed: they are dictionary keys, 100,000 of them
 MAX_TOKEN_BYTES: Final = 16 * 1024  # of one header; larger tokens do not pass common proxies either
@@ -52,7 +52,7 @@ class Identifier:
         self._tenant = tuple(_ready(source) for source in identity.tenant)
         self._token = bool(self._issuers) and any(s.jwt_claim for s in (*identity.session, *identity.tenant))
 
-    def identify(self, headers: Sequence[Header], user: str) -> Who:
+    def identify(self, headers: Sequence[Line], user: str) -> Who:
         """Reads session and tenant; `user` is the body's field of that name, "" if absent."""
         claims = _claims(headers, self._issuers) if self._token else None
         session = self._first(self._session, headers, user, claims)
@@ -64,7 +64,7 @@ class Identifier:
     def _first(
         self,
         sources: tuple[tuple[bytes, str], ...],
-        headers: Sequence[Header],
+        headers: Sequence[Line],
         user: str,
         claims: dict[str, msgspec.Raw] | None,
     ) -> str:
@@ -84,10 +84,10 @@ def _ready(source: Source) -> tuple[bytes, str]:
     return source.header.lower().encode("latin-1", "replace"), source.jwt_claim
 
 
-def _header(headers: Sequence[Header], wanted: bytes) -> bytes:
-    for name, value in headers:
-        if name == wanted:
-            return value
+def _header(headers: Sequence[Line], wanted: bytes) -> bytes:
+    for line in headers:
+        if line.name == wanted:
+            return line.value
     return b""
 
 
@@ -110,7 +110,7 @@ def _claim(claims: dict[str, msgspec.Raw], name: str) -> str:
         return ""
 
 
-def _claims(headers: Sequence[Header], issuers: frozenset[str]) -> dict[str, msgspec.Raw] | None:
+def _claims(headers: Sequence[Line], issuers: frozenset[str]) -> dict[str, msgspec.Raw] | None:
     """The claims of the bearer token, if one of `issuers` made it."""
     value = _header(headers, b"authorization")
     if not value or len(value) > MAX_TOKEN_BYTES:

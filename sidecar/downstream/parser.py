@@ -24,7 +24,7 @@ import httptools
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.proxy.request import Request
 from sidecar.wire.call import api_of
-from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, OWN, PASSED, Lines, connection_tokens
+from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, OWN, PASSED, Line, Lines, connection_tokens
 
 # What a header is to us. Up to _TRACEPARENT: read and passed on; up to _FORWARDED_PROTO: read, and stated anew in the
 # forwarded head; the rest is dropped.
@@ -157,7 +157,7 @@ class RequestParser:
             line = _LINES.read(text)
             if line is None:
                 return None
-            headers.append(line.pair)
+            headers.append(line)
             kind = line.kind
             if kind == PASSED:
                 kept.append(line.text)
@@ -316,15 +316,16 @@ class RequestParser:
             if kind is None and not lower.startswith(OURS):
                 request.trailers.append(b"%b: %b\r\n" % (name, value))
             return
-        request.headers.append((lower, value))
+        text = b"%b: %b\r\n" % (name, value)
+        request.headers.append(Line(lower, value, PASSED if kind is None else kind, text))
         if kind is None:
             # Most start with another letter, which is cheaper to see.
             if lower[0] != _X or self._trusted or not lower.startswith(OURS):
-                request.lines.append(b"%b: %b\r\n" % (name, value))
+                request.lines.append(text)
         elif kind != _DROPPED:
             _read(request, kind, value)
             if kind <= _TRACEPARENT:
-                request.lines.append(b"%b: %b\r\n" % (name, value))
+                request.lines.append(text)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

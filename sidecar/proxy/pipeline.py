@@ -593,9 +593,9 @@ def _request_key(rule: str, request: Request) -> str | None:
     if rule == "route":
         return _ROUTES[request.path]
     wanted = rule.removeprefix("header:").lower().encode()
-    for name, value in request.headers:
-        if name == wanted:
-            return value[:128].decode("latin-1") or None
+    for line in request.headers:
+        if line.name == wanted:
+            return line.value[:128].decode("latin-1") or None
     return None
 
 

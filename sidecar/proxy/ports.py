@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-import msgspec
-
 from sidecar.core.breaker import Transition
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
@@ -53,38 +51,94 @@ class AttemptRecord:
         self.reused_connection = reused_connection
 
 
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRecord:
     """One request, at its end: the canonical log line. Times in seconds; None where it did not happen.
 
     `status` is what the client got (499: it left before a head went out). `flag` is the access-log flag of Envoy
     users, empty on success.
     """
 
-    request_id: str
-    trace_id: str
-    client: str
-    method: str
-    path: str
-    service: str
-    model: str
-    version: str
-    endpoint: str
-    session: str
-    status: int
-    reason: Reason | None
-    flag: str
-    result: Result
-    stream: bool
-    attempts: int
-    bytes_in: int
-    bytes_out: int
-    duration_s: float
-    ttft_s: float | None
-    tokens: int
-    max_gap_s: float | None
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    finish_reason: str | None
+    __slots__ = (
+        "attempts",
+        "bytes_in",
+        "bytes_out",
+        "client",
+        "completion_tokens",
+        "duration_s",
+        "endpoint",
+        "finish_reason",
+        "flag",
+        "max_gap_s",
+        "method",
+        "model",
+        "path",
+        "prompt_tokens",
+        "reason",
+        "request_id",
+        "result",
+        "service",
+        "session",
+        "status",
+        "stream",
+        "tokens",
+        "trace_id",
+        "ttft_s",
+        "version",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        trace_id: str,
+        client: str,
+        method: str,
+        path: str,
+        service: str,
+        model: str,
+        version: str,
+        endpoint: str,
+        session: str,
+        status: int,
+        reason: Reason | None,
+        flag: str,
+        result: Result,
+        stream: bool,
+        attempts: int,
+        bytes_in: int,
+        bytes_out: int,
+        duration_s: float,
+        ttft_s: float | None,
+        tokens: int,
+        max_gap_s: float | None,
+        prompt_tokens: int | None,
+        completion_tokens: int | None,
+        finish_reason: str | None,
+    ) -> None:
+        self.request_id = request_id
+        self.trace_id = trace_id
+        self.client = client
+        self.method = method
+        self.path = path
+        self.service = service
+        self.model = model
+        self.version = version
+        self.endpoint = endpoint
+        self.session = session
+        self.status = status
+        self.reason = reason
+        self.flag = flag
+        self.result = result
+        self.stream = stream
+        self.attempts = attempts
+        self.bytes_in = bytes_in
+        self.bytes_out = bytes_out
+        self.duration_s = duration_s
+        self.ttft_s = ttft_s
+        self.tokens = tokens
+        self.max_gap_s = max_gap_s
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+        self.finish_reason = finish_reason
 
 
 class Recorder(Protocol):

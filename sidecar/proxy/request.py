@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from sidecar.kernel.exchange import Header
 from sidecar.wire.call import Api
+from sidecar.wire.headers import Line
 
 
 class Request:
     """One request of one client connection.
 
-    `headers` has lower-case names, for looking up; `lines` are the header lines that may go on, as they were
+    `headers` are for looking up; `lines` are the header lines that may go on, as they were
     written. An inference request (`api` is set) is `held`: its body is whole in `body` before the request starts,
     so that it can be routed and re-sent. Any other body streams through `pieces`. `body_size` counts what arrived.
     """
@@ -47,7 +47,7 @@ class Request:
         self.path = b""
         self.http_10 = False
         self.keep_alive = True
-        self.headers: list[Header] = []
+        self.headers: list[Line] = []
         self.lines: list[bytes] = []
         self.named: list[bytes] = []
         self.api: Api | None = None

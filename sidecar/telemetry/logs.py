@@ -16,6 +16,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 from sidecar.kernel.outcome import Result
 from sidecar.proxy.ports import RequestRecord
+from sidecar.telemetry.line import line_of
 from sidecar.telemetry.render import Field, Format, Stamp, Wall, console_line, fields_of, json_line
 from sidecar.telemetry.writer import LineWriter
 
@@ -81,9 +82,9 @@ class Logs:
             return
         if self._json:
             head = self._head_warning if failed else self._head_info
-            self._put(json_line(b'{"ts":"' + self._stamp() + head, record))
+            self._put(json_line(b'{"ts":"' + self._stamp() + head, line_of(record)))
         else:
-            fields = fields_of(record)
+            fields = fields_of(line_of(record))
             shown = {name: fields[name] for name in CONSOLE_FIELDS}
             self._put(console_line(self._stamp(), "warning" if failed else "info", "request", shown))
 

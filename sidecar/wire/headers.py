@@ -6,8 +6,6 @@ RFC 9112 section 6 (framing).
 
 from typing import Final
 
-from sidecar.kernel.exchange import Header
-
 HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
@@ -55,16 +53,16 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 
 
 class Line:
-    """One header line of the plain form, read. `pair` is its lower-case name and its value, `text` all of it.
+    """One header line, read. `name` is in lower case, `text` is the whole line with its end.
 
     `kind` is what its reader makes of the name, `PASSED` or `OWN` where it makes nothing of it.
     """
 
-    __slots__ = ("kind", "pair", "text", "value")
+    __slots__ = ("kind", "name", "text", "value")
 
-    def __init__(self, pair: Header, kind: int, text: bytes) -> None:
-        self.pair = pair
-        self.value = pair[1]
+    def __init__(self, name: bytes, value: bytes, kind: int, text: bytes) -> None:
+        self.name = name
+        self.value = value
         self.kind = kind
         self.text = text
 
@@ -101,7 +99,7 @@ class Lines:
         kind = self._kinds.get(name)
         if kind is None:
             kind = OWN if name.startswith(OURS) else PASSED
-        read = Line((name, line[colon + 2 :]), kind, line + b"\r\n")
+        read = Line(name, line[colon + 2 :], kind, line + b"\r\n")
         if size <= MAX_KNOWN_BYTES and name not in self._once:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()

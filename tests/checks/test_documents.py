@@ -10,7 +10,7 @@ from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.outcome import DOCTRINE, Ending
 from sidecar.policy.load import load
 from sidecar.policy.schema import Deadlines
-from sidecar.proxy.ports import RequestRecord
+from sidecar.telemetry.line import RequestLine
 from sidecar.telemetry.metrics import Metrics
 from tests.checks.drift import ROOT
 
@@ -70,7 +70,7 @@ async def _exposition(metrics: Metrics) -> str:
 
 def test_every_field_of_a_request_line_is_explained() -> None:
     text = (DOCS / "operations.md").read_text(encoding="utf-8")
-    for field in RequestRecord.__struct_fields__:
+    for field in RequestLine.__struct_fields__:
         assert f"`{field}`" in text, field
 
 

@@ -32,6 +32,7 @@ from sidecar.policy.schema import (
     Snapshot,
     Source,
 )
+from sidecar.wire.headers import PASSED, Line
 from tests.core.build import RULE, fleet_of, permitted, record, service_of, snapshot_of, trip
 
 S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
@@ -278,11 +279,11 @@ def test_the_same_endpoint_in_two_services_is_two_nodes() -> None:
 
 def test_identity_rules_follow_the_snapshot() -> None:
     fleet, _ = fleet_of(service_of(1))
-    assert fleet.identifier.identify([(b"x-session-id", b"s")], "").session == "s"
+    assert fleet.identifier.identify([Line(b"x-session-id", b"s", PASSED, b"")], "").session == "s"
     identity = Identity(session=(Source(header="x-other"),))
     fleet.apply(Snapshot(version=2, services=(service_of(1),), identity=identity), 1.0)
-    assert fleet.identifier.identify([(b"x-session-id", b"s")], "").session is None
-    assert fleet.identifier.identify([(b"x-other", b"s")], "").session == "s"
+    assert fleet.identifier.identify([Line(b"x-session-id", b"s", PASSED, b"")], "").session is None
+    assert fleet.identifier.identify([Line(b"x-other", b"s", PASSED, b"")], "").session == "s"
 
 
 # --- overload -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sidecar.core.identify import MAX_ID_BYTES, MAX_TOKEN_BYTES, NOBODY, Identifier
 from sidecar.kernel.exchange import Header
 from sidecar.policy.schema import Identity, Jwt, Source
+from sidecar.wire.headers import PASSED, Line
 
 ISSUER = "https://issuer.test"
 BY_CLAIM = Identity(
@@ -31,8 +32,12 @@ def bearer(value: bytes, scheme: bytes = b"Bearer ") -> list[Header]:
     return [(b"host", b"h"), (b"authorization", scheme + value)]
 
 
+def lines(headers: list[Header]) -> list[Line]:
+    return [Line(name, value, PASSED, b"") for name, value in headers]
+
+
 def session(identity: Identity, headers: list[Header], user: str = "") -> str | None:
-    return Identifier(identity).identify(headers, user).session
+    return Identifier(identity).identify(lines(headers), user).session
 
 
 @pytest.mark.parametrize(
@@ -58,14 +63,16 @@ def test_header_names_of_the_policy_may_have_any_case() -> None:
 
 
 def test_no_source_is_nobody() -> None:
-    who = Identifier(Identity(session=(), tenant=())).identify([(b"x-session-id", b"s"), (b"x-tenant-id", b"t")], "u")
+    who = Identifier(Identity(session=(), tenant=())).identify(
+        lines([(b"x-session-id", b"s"), (b"x-tenant-id", b"t")]), "u"
+    )
     assert who is NOBODY
 
 
 def test_tenant_beside_session() -> None:
-    who = Identifier(Identity()).identify([(b"x-tenant-id", b"t"), (b"x-session-id", b"s")], "")
+    who = Identifier(Identity()).identify(lines([(b"x-tenant-id", b"t"), (b"x-session-id", b"s")]), "")
     assert (who.session, who.tenant) == ("s", "t")
-    assert Identifier(Identity()).identify([(b"x-tenant-id", b"t")], "").session is None
+    assert Identifier(Identity()).identify(lines([(b"x-tenant-id", b"t")]), "").session is None
 
 
 @pytest.mark.parametrize("source", ["header", "user", "claim"])
@@ -139,16 +146,16 @@ def test_without_issuers_no_token_is_read() -> None:
 
 
 def test_tenant_from_a_claim() -> None:
-    assert Identifier(BY_CLAIM).identify(bearer(token(iss=ISSUER, tenant="t")), "").tenant == "t"
+    assert Identifier(BY_CLAIM).identify(lines(bearer(token(iss=ISSUER, tenant="t"))), "").tenant == "t"
 
 
 @given(headers=st.lists(st.tuples(st.sampled_from([b"authorization", b"x-session-id"]), st.binary())), user=st.text())
 def test_no_input_raises_and_ids_are_bounded(headers: list[Header], user: str) -> None:
     for identity in (Identity(), BY_CLAIM):
-        who = Identifier(identity).identify(headers, user)
+        who = Identifier(identity).identify(lines(headers), user)
         assert who.session is None or 0 < len(who.session) <= MAX_ID_BYTES
 
 
 @given(payload=st.binary())
 def test_no_token_raises(payload: bytes) -> None:
-    Identifier(BY_CLAIM).identify(bearer(b"a." + encoded(payload) + b".c"), "")
+    Identifier(BY_CLAIM).identify(lines(bearer(b"a." + encoded(payload) + b".c")), "")

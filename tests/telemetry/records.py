@@ -15,38 +15,38 @@ from sidecar.telemetry.metrics import Metrics
 
 NODE = EndpointKey("10.0.0.1:8000")
 
-_REQUEST = RequestRecord(
-    request_id="r-1",
-    trace_id="",
-    client="10.9.9.9:40000",
-    method="POST",
-    path="/v1/chat/completions",
-    service="chat",
-    model="llama",
-    version="v1",
-    endpoint=NODE,
-    session="s-1",
-    status=200,
-    reason=None,
-    flag="",
-    result=Result.SUCCESS,
-    stream=True,
-    attempts=1,
-    bytes_in=100,
-    bytes_out=2000,
-    duration_s=2.0,
-    ttft_s=0.5,
-    tokens=4,
-    max_gap_s=0.7,
-    prompt_tokens=10,
-    completion_tokens=4,
-    finish_reason="stop",
-)
+_REQUEST: dict[str, Any] = {
+    "request_id": "r-1",
+    "trace_id": "",
+    "client": "10.9.9.9:40000",
+    "method": "POST",
+    "path": "/v1/chat/completions",
+    "service": "chat",
+    "model": "llama",
+    "version": "v1",
+    "endpoint": NODE,
+    "session": "s-1",
+    "status": 200,
+    "reason": None,
+    "flag": "",
+    "result": Result.SUCCESS,
+    "stream": True,
+    "attempts": 1,
+    "bytes_in": 100,
+    "bytes_out": 2000,
+    "duration_s": 2.0,
+    "ttft_s": 0.5,
+    "tokens": 4,
+    "max_gap_s": 0.7,
+    "prompt_tokens": 10,
+    "completion_tokens": 4,
+    "finish_reason": "stop",
+}
 
 
 def request(**changes: object) -> RequestRecord:
     """A chat stream that went well, changed as given."""
-    return msgspec.structs.replace(_REQUEST, **changes)
+    return RequestRecord(**_REQUEST | changes)
 
 
 def attempt(**changes: object) -> AttemptRecord:

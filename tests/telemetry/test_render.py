@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.outcome import Result
+from sidecar.telemetry.line import RequestLine, line_of
 from sidecar.telemetry.render import CLIP, MAX_LINE_BYTES, TEXTS, Stamp, console_line, fields_of, json_line, printable
 from tests.telemetry.records import request
+
+
+def line_with(**changes: object) -> RequestLine:
+    return line_of(request(**changes))
+
 
 HEAD = b'{"level":"info",'
 NOON = b"2026-01-02T12:00:01.234Z"
@@ -36,7 +42,7 @@ def text_of(line: bytes) -> str:
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_json_line_cannot_be_broken_out_of(value: str) -> None:
-    line = json_line(HEAD, request(model=value))
+    line = json_line(HEAD, line_with(model=value))
     text = text_of(line)
     assert text.replace("\x7f", "").isprintable()
     decoded = json.loads(text)
@@ -73,7 +79,7 @@ def test_numbers_come_back_as_they_were(fields: dict[str, bool | int | float | N
 
 
 def test_request_is_all_there() -> None:
-    record = request(result=Result.FAILURE, reason=Reason.TTFT_TIMEOUT)
+    record = line_with(result=Result.FAILURE, reason=Reason.TTFT_TIMEOUT)
     decoded = json.loads(json_line(b'{"first":1,', record))
     assert set(decoded) == {"first", *record.__struct_fields__}
     assert decoded["result"] == "failure"
@@ -83,14 +89,14 @@ def test_request_is_all_there() -> None:
 
 def test_both_paths_give_the_same_members() -> None:
     """The fast path encodes the struct, the slow one its fields."""
-    fast = json.loads(json_line(HEAD, request(model="x")))
-    slow = json.loads(json_line(HEAD, request(model="\ud800")))
+    fast = json.loads(json_line(HEAD, line_with(model="x")))
+    slow = json.loads(json_line(HEAD, line_with(model="\ud800")))
     assert fast | {"model": ""} == slow | {"model": ""}
 
 
 @pytest.mark.parametrize("filler", ["x", "é", "\ud800", "\x1b"], ids=["ascii", "accent", "surrogate", "escape"])
 def test_endless_name_gives_a_short_line(filler: str) -> None:
-    line = json_line(HEAD, request(model=filler * 1_000_000, path="/" + filler * 60_000))
+    line = json_line(HEAD, line_with(model=filler * 1_000_000, path="/" + filler * 60_000))
     decoded = json.loads(line)
     assert decoded["model"] == filler * CLIP + "..."
     assert len(line) <= MAX_LINE_BYTES + 6 * CLIP
@@ -98,7 +104,7 @@ def test_endless_name_gives_a_short_line(filler: str) -> None:
 
 
 def test_readable_names_stay_readable() -> None:
-    assert "模型" in json_line(HEAD, request(model="模型")).decode()
+    assert "模型" in json_line(HEAD, line_with(model="模型")).decode()
     assert "模型" in console_line(NOON, "info", "request", {"model": "模型"}).decode()
 
 
@@ -140,7 +146,7 @@ def test_printable_text_is_not_touched() -> None:
 
 
 def test_fields_are_plain_words() -> None:
-    fields = fields_of(request(reason=Reason.DRAINING))
+    fields = fields_of(line_with(reason=Reason.DRAINING))
     assert fields["reason"] == "draining"
     assert fields["result"] == "success"
     assert all(value is None or type(value) in (str, int, float, bool) for value in fields.values())
@@ -167,4 +173,4 @@ def test_stamp_follows_a_clock_that_runs_and_jumps() -> None:
 
 
 def test_encoder_and_field_names_agree() -> None:
-    assert list(msgspec.json.decode(msgspec.json.encode(request()))) == list(request().__struct_fields__)
+    assert list(msgspec.json.decode(msgspec.json.encode(line()))) == list(RequestLine.__struct_fields__)
