@@ -8,10 +8,10 @@ VENV ?= .venv
 EXTRA ?= dev
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-micro soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-micro soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(BIN)/python install pip; }
-	$(PIP) --upgrade pip
-	PYTHONWARNINGS=ignore $(PIP) -e '.[$(EXTRA)]'
+	$(PIP) install --upgrade pip
+	PYTHONWARNINGS=ignore $(PIP) install -e '.[$(EXTRA)]'
 	@touch $(STAMP)
 
 setup: $(STAMP)  ## the virtual environment with everything in it
@@ -34,6 +34,18 @@ run: setup  ## three simulated engines and a sidecar on 127.0.0.1:9400
 
 test: setup  ## the test suite (no engine, no network but loopback)
 	$(BIN)/pytest
+
+compile: setup  ## build/compiled: the same with its request path compiled, for test-compiled and bench; a minute
+	@$(BIN)/python -m tests.checks.compiled
+
+test-compiled: compile  ## the test suite against the compiled package
+	cd build/compiled && .venv/bin/python -m pytest --compiled
+
+# What an earlier build left in build/ would be packed as well.
+wheel: setup  ## dist/*.whl, compiled for this machine and this Python; make wheel SIDECAR_COMPILE=0: plain, for any
+	rm -rf build/lib* build/bdist* build/temp*
+	SIDECAR_COMPILE=$(or $(SIDECAR_COMPILE),1) $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 lint: setup  ## style, types, import contracts, schema drift, modules without a test
 	$(BIN)/ruff check .
@@ -54,7 +66,7 @@ test-engines: setup  ## against the real vLLM on this machine's CPU: installs it
 	$(PYTHON) tests/engines/install_vllm.py
 	$(BIN)/pytest -m engines tests/engines
 
-bench: bench-setup  ## beside Envoy and others, 12 minutes; wants two quiet cores; see BENCH, such as BENCH="--quick"
+bench: bench-setup compile  ## beside Envoy and others, 12 minutes; wants two quiet cores; see BENCH, such as BENCH="--quick"
 	$(BIN)/python -m bench.compare $(BENCH)
 
 bench-setup: setup  ## what `make bench` measures against, installed once under build/bench

@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="store_const", const=_version, dest="verb", help="as the verb `version`")
+    parser.set_defaults(json=False)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
     run = _add(
@@ -130,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     lists = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_query(lists, "list", "routes", "every service and endpoint")
 
-    version = _add(verbs, "version", _version, "the version of this program")
+    version = _add(verbs, "version", _version, "the version of this program, and whether it is compiled")
     version.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -213,16 +215,12 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _version(arguments: argparse.Namespace) -> int:
-    from importlib.metadata import PackageNotFoundError, version
+    from sidecar import installed
 
-    try:
-        number = version("llm-sidecar")
-    except PackageNotFoundError:  # run from a tree that was never installed
-        number = "unknown"
     if arguments.json:
-        _print_json({"name": "llm-sidecar", "version": number})
+        _print_json({"name": "llm-sidecar", "version": installed.number(), "compiled": installed.compiled()})
     else:
-        print(f"sidecar {number}")
+        print(f"sidecar {installed.number()} ({'compiled' if installed.compiled() else 'interpreted'})")
     return OK
 
 

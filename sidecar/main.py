@@ -13,11 +13,11 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version as installed_version
 
 import msgspec
 import uvloop
 
+from sidecar import installed
 from sidecar.admin.app import serve_admin
 from sidecar.admin.facts import Phase
 from sidecar.admin.ready import readiness
@@ -125,7 +125,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
         first = snapshot or _without_files(settings)
     tls = _tls(settings)
     loop = asyncio.get_running_loop()
-    metrics = Metrics(build=installed_version("llm-sidecar"))
+    metrics = Metrics(build=installed.number())
     writer = LineWriter(log_fd)
     logs = Logs(
         writer,
@@ -253,7 +253,16 @@ def _say_started(running: Running, settings: Settings) -> None:
     if settings.admin is not None:
         admin = str(msgspec.structs.replace(settings.admin, port=running.admin_port or 0))
     # Not an event: a log level must not hide it, since with port 0 nobody else knows the addresses.
-    running.logs.line("info", "started", {"listen": str(listen), "admin": admin, "tls": settings.tls_cert is not None})
+    running.logs.line(
+        "info",
+        "started",
+        {
+            "listen": str(listen),
+            "admin": admin,
+            "tls": settings.tls_cert is not None,
+            "compiled": installed.compiled(),
+        },
+    )
 
 
 async def _sweep(pool: Pool, now: Callable[[], float]) -> None:

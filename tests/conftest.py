@@ -1,10 +1,17 @@
-"""What every async test runs on: uvloop, as in service."""
+"""What every async test runs on: uvloop, as in service. And which build is to be tested."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test-compiled` says that it means the compiled package."""
+    parser.addoption(
+        "--compiled", action="store_true", help="fail if the package is not compiled (tests/checks/test_compiled.py)"
+    )
 
 
 def pytest_asyncio_loop_factories(

@@ -9,6 +9,7 @@ import pytest
 
 import sidecar.demonstration
 import sidecar.main
+from sidecar import installed
 from sidecar.cli import main
 from sidecar.settings import Listen, Settings
 
@@ -151,11 +152,17 @@ def test_the_policies_of_this_repository_are_valid() -> None:
     assert main(["validate", str(Path(__file__).parents[1] / "policies")]) == 0
 
 
-def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
-    number = capsys.readouterr().out.split()[1]
+@pytest.mark.parametrize("argv", [["version"], ["--version"]], ids=["verb", "flag"])
+def test_version_is_the_installed_one(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    how = "compiled" if installed.compiled() else "interpreted"
+    assert capsys.readouterr().out == f"sidecar {installed.number()} ({how})\n"
+
+
+def test_version_as_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"name": "llm-sidecar", "version": number}
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"name": "llm-sidecar", "version": installed.number(), "compiled": installed.compiled()}
 
 
 def _python(code: Sequence[str]) -> subprocess.CompletedProcess[str]:

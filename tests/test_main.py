@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar import installed
 from sidecar.main import serving
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.load import single
@@ -117,6 +118,12 @@ async def test_a_request_without_a_first_token_gets_503_when_the_grace_is_over()
         answer = await client.response(b"POST")
         assert answer.status == 503 and answer.header(b"x-sidecar-reason") == b"draining"
         assert await proxy.process.ended() == 0
+
+
+async def test_its_first_words_are_where_it_is_and_what_runs() -> None:
+    async with behind() as proxy:
+        started = await proxy.process.event("started")
+        assert (started["tls"], started["compiled"]) == (False, installed.compiled())
 
 
 async def test_a_second_signal_ends_it_at_once() -> None:

@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol, cast
+from typing import Protocol
 
 import pytest
 import uvloop
@@ -18,13 +18,12 @@ from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.schema import Endpoint
 from sidecar.proxy import ports
-from sidecar.proxy.pipeline import Exchange, Pipeline
-from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Timers
 from sidecar.upstream.pool import Pool
 from tests.clock import Clock
 from tests.fuzz.test_http import Heard
 from tests.harness import Client, Gone, connect, eventually, request
+from tests.proxy.bench import Bench
 from tests.proxy.fakes import FakeClient, FakeConnector, FakeLink, FakeRecorder, head_of
 
 ASK = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -433,46 +432,6 @@ async def fake_reply(reply: Reply) -> Summary:
     return client.informational, head.status, client.body, client.ended, closes
 
 
-class OneReply:
-    """The exchange's part for a client connection: plays one reply and is done."""
-
-    started_at = 0.0
-
-    def __init__(self, reply: Reply, client: ports.Client) -> None:
-        self._reply = reply
-        self._client = client
-
-    def start(self) -> None:
-        self._reply(self._client)
-        self._client.exchange_done()
-
-    def tunnel(self, data: bytes) -> None: ...
-
-    def client_paused(self) -> None: ...
-
-
-class Replying:
-    """The pipeline's part for a client connection."""
-
-    draining = False
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self.recorder = FakeRecorder()
-
-    def idle_client_s(self) -> float:
-        return 60.0
-
-    def body_limit(self) -> int:
-        return 1 << 20
-
-    def new_id(self) -> bytes:
-        return b"id"
-
-    def exchange(self, asked: Request, client: ports.Client) -> Exchange:
-        return cast(Exchange, OneReply(self._reply, client))
-
-
 async def read_reply(client: Client) -> Summary:
     interim: list[int] = []
     head = await client.response_head()
@@ -500,12 +459,17 @@ async def read_reply(client: Client) -> Summary:
 
 
 async def real_reply(reply: Reply) -> Summary:
-    listener = Listener(cast(Pipeline, Replying(reply)))
+    bench = Bench()  # whose engine never answers: the reply is the test's
+    listener = Listener(bench.pipeline)
     port = await listener.start("127.0.0.1", 0)
     try:
         async with connect(port) as client:
             asked = request(headers=[b"Connection: Upgrade", b"Upgrade: websocket"] if reply is tunnels else [])
             await client.send(asked)
+            await eventually(lambda: len(bench.connector.links) == 1, "the request")
+            (connection,) = listener._connections
+            reply(connection)
+            connection.exchange_done()
             return await read_reply(client)
     finally:
         await listener.close()
