@@ -903,7 +903,7 @@ def crash(*_: object, **__: object) -> None:
     raise RuntimeError("a bug")
 
 
-@pytest.mark.parametrize("where", ["open", "engine_head", "attempt", "request"])
+@pytest.mark.parametrize("where", ["open", "scheme", "attempt", "request"])
 def test_a_crash_of_ours_breaks_its_own_request_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = probing()
     open_node(bench)
@@ -911,8 +911,8 @@ def test_a_crash_of_ours_breaks_its_own_request_alone(where: str, monkeypatch: p
         match where:
             case "open":
                 patch.setattr(bench.connector, "open", crash)
-            case "engine_head":
-                patch.setattr("sidecar.proxy.pipeline.engine_head", crash)
+            case "scheme":  # read while the engine's head is made
+                patch.setattr(FakeClient, "scheme", property(crash))
             case _:
                 patch.setattr(bench.recorder, where, crash)
         links = len(bench.connector.links)
