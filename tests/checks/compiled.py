@@ -93,9 +93,9 @@ def interpreter(tree: Path) -> Path:
     if not python.exists():
         venv.create(tree / ".venv", symlinks=True, with_pip=False)
     # Paths, not `site` folders: what an editable installation of the sources put into ours is not read.
-    paths = [str(tree), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    paths = [str(tree), *(each for each in sys.path if Path(each).name in ("site-packages", "dist-packages"))]
     (site,) = (tree / ".venv").glob("lib/python3*/site-packages")
-    (site / "compiled.pth").write_text("\n".join(dict.fromkeys(paths)) + "\n")
+    (site / "compiled.pth").write_text("\n".join(paths) + "\n")
     return python
 
 
