@@ -3,7 +3,8 @@
     python -m bench.compare                                   everything, about 12 minutes
     python -m bench.compare --quick                           one short round, a look; no figures to keep
     python -m bench.compare --arms direct,sidecar,envoy --kinds requests,paced
-    python -m bench.compare --sidecar-python .venv/bin/python,interpreted=/path/to/venv/bin/python
+    python -m bench.compare --interpreted                     the sidecar as plain Python, too
+    python -m bench.compare --sidecar-python /path/to/venv/bin/python,other=/path/to/other/bin/python
     python -m bench.compare --out docs                        keep it: performance.json, .png, and the tables in .md
     python -m bench.compare --from docs/performance.json --out docs    the same from what was kept, measuring nothing
 
@@ -31,6 +32,8 @@ from bench.compare.report import text, write
 from bench.compare.results import Results, from_json, to_json
 
 ALL_KINDS = (*KINDS, MEMORY)
+COMPILED = Path(__file__).parents[2] / "build" / "compiled" / ".venv" / "bin" / "python"
+"""What `make compile` makes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(said)
     if args.quick:
         args.rounds, args.seconds = 1, 1.0
-        args.arms = args.arms or ",".join(name for name in arms(_pythons(args.sidecar_python)) if name != "litellm")
+        args.arms = args.arms or ",".join(
+            name for name in arms(_pythons(args.sidecar_python, args.interpreted)) if name != "litellm"
+        )
         args.kinds = args.kinds or ",".join(kind for kind in ALL_KINDS if kind not in ("batch", "suite"))
     if args.read:
         results = from_json(args.read.read_bytes())
@@ -55,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Plan:
     """What was asked for; what is needed for it is installed."""
-    known = arms(_pythons(args.sidecar_python))
+    pythons = _pythons(args.sidecar_python, args.interpreted)
+    if missing := [path for path in pythons.values() if not Path(path).exists()]:
+        parser.error(f"no interpreter: {', '.join(missing)}; `make compile` makes build/compiled/.venv/bin/python")
+    known = arms(pythons)
     wanted = [name for name in args.arms.split(",") if name] or list(known)
     kinds = [kind for kind in args.kinds.split(",") if kind] or list(ALL_KINDS)
     for what, asked, there in (("arms", wanted, known), ("kinds", kinds, ALL_KINDS)):
@@ -118,10 +126,10 @@ def _measure(plan: Plan, results: Results, out: Path | None, keep_logs: Path | N
         shutil.rmtree(work)
 
 
-def _pythons(said: str) -> dict[str, str]:
+def _pythons(said: str, interpreted: bool) -> dict[str, str]:
     """PATH or NAME=PATH, by name; without one, the name is its environment's folder."""
     found = {}
-    for each in said.split(","):
+    for each in [*said.split(","), *([f"interpreted={sys.executable}"] if interpreted else [])]:
         name, _, path = each.rpartition("=")
         # Not resolved: an environment's interpreter is a link, and what it finds goes by where the link is.
         found[name or Path(path).absolute().parents[1].name.lstrip(".")] = str(Path(path).absolute())
@@ -142,9 +150,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", default="0,1", metavar="A,B", help="the proxy's, and load's and upstream's")
     parser.add_argument(
         "--sidecar-python",
-        default=sys.executable,
+        default=str(COMPILED),
         metavar="PATH[,NAME=PATH]",
-        help="interpreters that have the sidecar; the second and later ones are arms of their own, sidecar-NAME",
+        help="interpreters that have the sidecar, default the compiled one; the second and later ones are arms of "
+        "their own, sidecar-NAME",
+    )
+    parser.add_argument(
+        "--interpreted", action="store_true", help="the sidecar as plain Python as well, the arm sidecar-interpreted"
     )
     parser.add_argument("--json", action="store_true", help="all figures as JSON on stdout, progress on stderr")
     parser.add_argument("--out", metavar="DIR", type=Path, help="where performance.json, .png and .md go")

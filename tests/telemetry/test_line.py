@@ -14,9 +14,7 @@ def test_a_line_has_every_member_of_its_record_and_no_other() -> None:
 
 def test_each_member_stands_under_its_own_name() -> None:
     usual = line_of(request())
-    marked = {
-        name: _another(getattr(usual, name), number) for number, name in enumerate(RequestLine.__struct_fields__)
-    }
+    marked = {name: _another(getattr(usual, name), number) for number, name in enumerate(RequestLine.__struct_fields__)}
     assert len({repr(value) for value in marked.values()}) == len(marked)
     line = line_of(request(**marked))
     assert {name: getattr(line, name) for name in RequestLine.__struct_fields__} == marked
