@@ -70,7 +70,8 @@ class Identifier:
     ) -> str:
         for name, claim in sources:
             if name:
-                found = _bounded(_header(headers, name))
+                value = _header(headers, name)
+                found = _bounded(value) if value else ""
             elif claim:
                 found = _claim(claims, claim) if claims else ""
             else:

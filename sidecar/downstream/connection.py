@@ -17,6 +17,7 @@ from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.proxy.pipeline import Exchange, Pipeline
 from sidecar.proxy.request import Request
+from sidecar.wire.headers import length_line
 from sidecar.wire.refusal import refusal_answer
 
 # Bytes of requests that a client may send ahead of its turn before we stop reading it.
@@ -25,6 +26,7 @@ _AHEAD_BYTES: Final = 256 * 1024
 # would reset the connection and could take the reply with it (RFC 9112 section 9.6).
 _LINGER_S: Final = 2.0
 _LINGER_BYTES: Final = 4 << 20
+_OK: Final = b"HTTP/1.1 200 "
 _BODILESS: Final = frozenset({204, 304})
 # While we do not read a client, its leaving raises no event: then we look, this often. TCP_INFO's first byte is the
 # connection's state in Linux.
@@ -194,7 +196,7 @@ class ClientConnection:
                 framing = b"content-length: %d\r\n" % length
             body = b""
         elif length is not None:
-            framing = b"content-length: %d\r\n" % length
+            framing = length_line(length)
         elif request.http_10:
             self._close_after = True
         else:
@@ -207,9 +209,8 @@ class ClientConnection:
         elif request.http_10:
             framing += b"connection: keep-alive\r\n"
         lines = b"".join(head.lines)
-        self._transport.write(
-            b"HTTP/1.1 %d %b\r\n%b%b%b\r\n%b" % (head.status, head.phrase, lines, framing, extra, body)
-        )
+        status = _OK if head.status == 200 else b"HTTP/1.1 %d " % head.status
+        self._transport.write(b"%b%b\r\n%b%b%b\r\n%b" % (status, head.phrase, lines, framing, extra, body))
 
     def send_body(self, data: bytes) -> None:
         """More of the body; never empty."""

@@ -23,8 +23,18 @@ import httptools
 
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.proxy.request import Request
-from sidecar.wire.call import api_of
-from sidecar.wire.headers import HOP_BY_HOP, MAX_HEAD_BYTES, OURS, OWN, PASSED, Line, Lines, connection_tokens
+from sidecar.wire.call import Api, api_of
+from sidecar.wire.headers import (
+    HOP_BY_HOP,
+    MAX_HEAD_BYTES,
+    MAX_KNOWN_BYTES,
+    OURS,
+    OWN,
+    PASSED,
+    Line,
+    Lines,
+    connection_tokens,
+)
 
 # What a header is to us. Up to _TRACEPARENT: read and passed on; up to _FORWARDED_PROTO: read, and stated anew in the
 # forwarded head; the rest is dropped.
@@ -57,6 +67,38 @@ _KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
 _LINES: Final = Lines(_KINDS, frozenset({b"traceparent", b"tracestate", b"x-request-id", b"x-forwarded-for"}))
 
 _X: Final = ord("x")
+_KEEP_ALIVE: Final = b"keep-alive"
+
+
+class _Start:
+    """A request line of an inference POST, read."""
+
+    __slots__ = ("api", "path", "target")
+
+    def __init__(self, target: bytes, path: bytes, api: Api) -> None:
+        self.target = target
+        self.path = path
+        self.api = api
+
+
+_STARTS: Final[dict[bytes, _Start]] = {}
+_MAX_STARTS: Final = 256  # far more than there are paths of inference; a query makes any number
+
+
+def _start_of(line: bytes) -> _Start | None:
+    words = line.split(b" ")
+    if len(words) != 3 or words[2] != b"HTTP/1.1":
+        return None
+    path = words[1].partition(b"?")[0]
+    api = api_of(b"POST", path)
+    if api is None:
+        return None
+    start = _Start(words[1], path, api)
+    if len(line) <= MAX_KNOWN_BYTES:
+        if len(_STARTS) >= _MAX_STARTS:
+            _STARTS.clear()
+        _STARTS[line] = start
+    return start
 
 
 class Refused(Exception):
@@ -143,13 +185,10 @@ class RequestParser:
     def _read_plain(self, head: bytes) -> Request | None:
         """The request of a head (without its blank line); None if it is not of the plain kind, or anything is odd."""
         lines = head.split(b"\r\n")
-        first = lines.pop(0).split(b" ")
-        if len(first) != 3 or first[2] != b"HTTP/1.1":
+        start = _STARTS.get(lines[0]) or _start_of(lines[0])
+        if start is None:
             return None
-        path = first[1].partition(b"?")[0]
-        api = api_of(b"POST", path)
-        if api is None:
-            return None
+        del lines[0]
         request = Request()
         kept = request.lines
         headers = request.headers
@@ -170,18 +209,23 @@ class RequestParser:
                     return None
                 if kind == _LENGTH and (request.content_length is not None or len(value) > 18 or not value.isdigit()):
                     return None
-                if kind == _HOST and request.host:
-                    return None
-                _read(request, kind, value)
+                if kind == _HOST:
+                    if request.host:
+                        return None
+                    request.host = value
+                elif kind == _LENGTH:
+                    request.content_length = int(value)
+                else:
+                    _read(request, kind, value)
                 if kind <= _TRACEPARENT:
                     kept.append(line.text)
         length = request.content_length
         if not length or not request.host or length > self._body_limit() or b"close" in request.named:
             return None
         request.method = b"POST"
-        request.target = first[1]
-        request.path = path
-        request.api = api
+        request.target = start.target
+        request.path = start.path
+        request.api = start.api
         request.held = True
         return request
 
@@ -423,7 +467,10 @@ def _read(request: Request, kind: int, value: bytes) -> None:
     elif kind == _LENGTH:
         request.content_length = int(value)
     elif kind == _CONNECTION:
-        request.named += connection_tokens(value)
+        if value == _KEEP_ALIVE:
+            request.named.append(_KEEP_ALIVE)
+        else:
+            request.named += connection_tokens(value)
     elif kind == _REQUEST_ID:
         request.request_id = value.strip(b" \t")
     elif kind == _TRACEPARENT:

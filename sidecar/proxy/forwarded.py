@@ -1,7 +1,7 @@
 """The request head as an engine gets it, and the header lines that we add to answers: bytes from structs."""
 
 from sidecar.proxy.request import Request
-from sidecar.wire.headers import STANDARD_TOKENS, without_named
+from sidecar.wire.headers import STANDARD_TOKENS, length_line, without_named
 
 
 def engine_head(request: Request, request_id: bytes, peer: str, scheme: bytes, host: str) -> bytes:
@@ -20,7 +20,7 @@ def engine_head(request: Request, request_id: bytes, peer: str, scheme: bytes, h
         if request.trailers:
             parts.append(b"transfer-encoding: chunked\r\n")
         else:
-            parts.append(b"content-length: %d\r\n" % len(request.body))
+            parts.append(length_line(len(request.body)))
     elif request.chunked:
         parts.append(b"transfer-encoding: chunked\r\n")
     elif request.content_length is not None:

@@ -193,8 +193,13 @@ def _is_there(raw: msgspec.Raw) -> bool:
 
 
 def _finish_of(body: AnswerBody) -> str | None:
-    if body.choices:
-        return next((word for choice in reversed(body.choices) if (word := word_of(choice.finish_reason))), None)
+    choices = body.choices
+    if choices:
+        for number in range(len(choices) - 1, -1, -1):
+            word = word_of(choices[number].finish_reason)
+            if word:
+                return word
+        return None
     return word_of(body.stop_reason) or reason_of(body.incomplete_details) or word_of(body.status)
 
 

@@ -45,6 +45,7 @@ MAX_KNOWN: Final = 2048
 MAX_KNOWN_BYTES: Final = 256
 """Lines remembered by each reader, and their longest: half a megabyte at worst."""
 
+_X: Final = ord("x")
 _SPACE: Final = 0x20
 _TAB: Final = 0x09
 
@@ -98,13 +99,27 @@ class Lines:
         name = line[:colon].lower()
         kind = self._kinds.get(name)
         if kind is None:
-            kind = OWN if name.startswith(OURS) else PASSED
+            # Most start with another letter, which is cheaper to see.
+            kind = OWN if name[0] == _X and name.startswith(OURS) else PASSED
         read = Line(name, line[colon + 2 :], kind, line + b"\r\n")
         if size <= MAX_KNOWN_BYTES and name not in self._once:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[line] = read
         return read
+
+
+def length_line(length: int) -> bytes:
+    """`content-length: 17\\r\\n`."""
+    line = _LENGTHS.get(length)
+    if line is None:
+        line = b"content-length: %d\r\n" % length
+        if len(_LENGTHS) < MAX_KNOWN:
+            _LENGTHS[length] = line
+    return line
+
+
+_LENGTHS: Final[dict[int, bytes]] = {}
 
 
 def connection_tokens(value: bytes) -> list[bytes]:

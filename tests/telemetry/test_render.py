@@ -173,4 +173,4 @@ def test_stamp_follows_a_clock_that_runs_and_jumps() -> None:
 
 
 def test_encoder_and_field_names_agree() -> None:
-    assert list(msgspec.json.decode(msgspec.json.encode(line()))) == list(RequestLine.__struct_fields__)
+    assert list(msgspec.json.decode(msgspec.json.encode(line_with()))) == list(RequestLine.__struct_fields__)
