@@ -16,6 +16,13 @@ def test_last_stage_installs_nothing() -> None:
     assert "COPY --from=build" in LAST
 
 
+def test_what_it_runs_is_compiled() -> None:
+    assert re.search(
+        r"^    && SIDECAR_COMPILE=1 \S+pip wheel --no-build-isolation .*--wheel-dir /wheels \.$", BUILD, re.M
+    )
+    assert "pip install /wheels/*.whl" in BUILD and "sidecar version | grep '(compiled)'" in BUILD
+
+
 def test_both_stages_have_the_same_python() -> None:
     assert re.findall(r"python:\S+", TEXT) == ["python:3.11-slim"] * 2
 
