@@ -128,6 +128,7 @@ class RequestParser:
         "_in_trailers",
         "_judge",
         "_left",
+        "_lines",
         "_parser",
         "_read_now",
         "_request",
@@ -142,6 +143,7 @@ class RequestParser:
         self._trusted = trusted
         self._parser = httptools.HttpRequestParser(self)
         self._judge = httptools.HttpRequestParser(None)
+        self._lines: list[Line] = []
         self._left = 0  # bytes of a plain request's body that are still to come
         self._request = Request()
         self._request.complete = True
@@ -184,19 +186,15 @@ class RequestParser:
 
     def _read_plain(self, head: bytes) -> Request | None:
         """The request of a head (without its blank line); None if it is not of the plain kind, or anything is odd."""
-        lines = head.split(b"\r\n")
-        start = _STARTS.get(lines[0]) or _start_of(lines[0])
-        if start is None:
+        raws = head.split(b"\r\n")
+        start = _STARTS.get(raws[0]) or _start_of(raws[0])
+        lines = _LINES.read_all(raws, self._lines)
+        if start is None or lines is None:
             return None
-        del lines[0]
         request = Request()
+        request.headers = self._lines = lines
         kept = request.lines
-        headers = request.headers
-        for text in lines:
-            line = _LINES.read(text)
-            if line is None:
-                return None
-            headers.append(line)
+        for line in lines:
             kind = line.kind
             if kind == PASSED:
                 kept.append(line.text)

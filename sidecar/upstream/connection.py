@@ -26,6 +26,7 @@ from sidecar.wire.headers import (
     OWN,
     PASSED,
     STANDARD_TOKENS,
+    Line,
     Lines,
     connection_tokens,
     media_type,
@@ -85,6 +86,7 @@ class EngineConnection:
         "_poisoned",
         "_reading",
         "_retry_after",
+        "_seen",
         "_sink",
         "_te",
         "_trailers",
@@ -107,6 +109,7 @@ class EngineConnection:
         self._on_gone = on_gone
         # Made with the connection, for it refers back to us, and not every connect succeeds.
         self._parser: httptools.HttpResponseParser = None  # type: ignore[assignment]
+        self._seen: list[Line] = []
         self._judge: httptools.HttpResponseParser | None = None
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any other callback
         self._sink: Sink | None = None
@@ -259,15 +262,16 @@ class EngineConnection:
         end = data.find(b"\r\n\r\n") if data.startswith(b"HTTP/1.1 200 ") else 0
         if not 0 < end < MAX_HEAD_BYTES:
             return False
-        lines = data[:end].split(b"\r\n")
-        phrase = lines.pop(0)[13:]
+        raws = data[:end].split(b"\r\n")
+        lines = _LINES.read_all(raws, self._seen)
+        if lines is None:
+            return False
+        self._seen = lines
+        phrase = raws[0][13:]
         kept: list[bytes] = []
         content_type = b""
         length = 0
-        for text in lines:
-            line = _LINES.read(text)
-            if line is None:
-                return False
+        for line in lines:
             kind = line.kind
             if kind == PASSED:
                 kept.append(line.text)

@@ -54,14 +54,15 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 
 
 class Line:
-    """One header line, read. `name` is in lower case, `text` is the whole line with its end.
+    """One header line, read. `name` is in lower case, `text` is the whole line with its end, `raw` without.
 
     `kind` is what its reader makes of the name, `PASSED` or `OWN` where it makes nothing of it.
     """
 
-    __slots__ = ("kind", "name", "text", "value")
+    __slots__ = ("kind", "name", "raw", "text", "value")
 
-    def __init__(self, name: bytes, value: bytes, kind: int, text: bytes) -> None:
+    def __init__(self, name: bytes, value: bytes, kind: int, text: bytes, raw: bytes = b"") -> None:
+        self.raw = raw
         self.name = name
         self.value = value
         self.kind = kind
@@ -71,8 +72,9 @@ class Line:
 class Lines:
     """Reads header lines, and remembers those that come again: `Host`, `User-Agent`, `Content-Type`, `Date`.
 
-    Reading a line takes ten times what looking it up does. `kinds` says what to make of names; lines with a name in
-    `once` never come twice and are not remembered, nor are secrets, which must not outlive their request.
+    Reading a line costs ten times what looking it up does, and that ten times what comparing it does with the line that
+    stood in its place in the last head of the connection. `kinds` says what to make of names. Lines with a name in
+    `once` never come twice and are not remembered, nor are secrets, which must not outlive their connection.
     """
 
     __slots__ = ("_kinds", "_known", "_once")
@@ -81,6 +83,20 @@ class Lines:
         self._kinds = kinds
         self._once = once | SECRET
         self._known: dict[bytes, Line] = {}
+
+    def read_all(self, raws: list[bytes], before: list[Line]) -> list[Line] | None:
+        """Reads a head's lines but the first; `before` are those of the last head. None as from `read`, for any."""
+        lines: list[Line] = []
+        known = len(before)
+        for number in range(1, len(raws)):
+            raw = raws[number]
+            line = before[number - 1] if number <= known else None
+            if line is None or line.raw != raw:
+                line = self.read(raw)
+                if line is None:
+                    return None
+            lines.append(line)
+        return lines
 
     def read(self, line: bytes) -> Line | None:
         """A line without its end; None unless it is `Name: value` with one blank and none around it.
@@ -101,7 +117,7 @@ class Lines:
         if kind is None:
             # Most start with another letter, which is cheaper to see.
             kind = OWN if name[0] == _X and name.startswith(OURS) else PASSED
-        read = Line(name, line[colon + 2 :], kind, line + b"\r\n")
+        read = Line(name, line[colon + 2 :], kind, line + b"\r\n", line)
         if size <= MAX_KNOWN_BYTES and name not in self._once:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
