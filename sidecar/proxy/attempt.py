@@ -106,6 +106,7 @@ class Attempt:
     """
 
     __slots__ = (
+        "_came_to",
         "_client",
         "_clock",
         "_closed_whole",
@@ -187,6 +188,7 @@ class Attempt:
         self._watched_at = 0.0
         self._due = 0.0
         self._due_ending = _TOTAL_TIMEOUT
+        self._came_to = _COMPLETE
         self.phase = _CONNECTING
         self.ending: Ending | None = None
         self.detail = ""
@@ -341,9 +343,11 @@ class Attempt:
         self._link = None
         self._trailers = trailers
         self._closed_whole = True
-        ending = _COMPLETE if self.phase is _TUNNEL else self._judge()
-        self._end(ending)
+        self._came_to = ending = _COMPLETE if self.phase is _TUNNEL else self._judge()
         return ending not in _NOT_OURS
+
+    def on_released(self) -> None:
+        self._end(self._came_to)
 
     def on_lost(self) -> None:
         link, self._link = self._link, None

@@ -233,7 +233,13 @@ class Sink(Protocol):
     def on_body(self, data: bytes) -> None: ...
 
     def on_end(self, trailers: list[bytes]) -> bool:
-        """The answer's framing came to its end; false: its content is so odd that the link must not be lent again."""
+        """The answer's framing came to its end; false: its content is so odd that the link must not be lent again.
+
+        Judges and goes no further: that is for `on_released`, which follows.
+        """
+
+    def on_released(self) -> None:
+        """The link was given back after its answer's end."""
 
     def on_lost(self) -> None: ...
 

@@ -54,6 +54,7 @@ _KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
 _LINES: Final = Lines(_KINDS, frozenset({b"x-request-id"}))
 
 _X: Final = ord("x")
+_JSON: Final = b"application/json"
 _BODILESS: Final = frozenset({204, 304})
 
 
@@ -68,6 +69,7 @@ class EngineConnection:
         "_content_type",
         "_encoded",
         "_ended",
+        "_given_up",
         "_head",
         "_head_bytes",
         "_head_only",
@@ -107,7 +109,7 @@ class EngineConnection:
     ) -> None:
         self._on_idle = on_idle
         self._on_gone = on_gone
-        # Made with the connection, for it refers back to us, and not every connect succeeds.
+        # Made with the first request: it refers back to us, and a connect that is given up never ends us.
         self._parser: httptools.HttpResponseParser = None  # type: ignore[assignment]
         self._seen: list[Line] = []
         self._judge: httptools.HttpResponseParser | None = None
@@ -115,6 +117,7 @@ class EngineConnection:
         self._sink: Sink | None = None
         self._reading = True
         self._poisoned = False
+        self._given_up = False
         self._tunnel = False
         self.served = 0
         self.received = False
@@ -165,6 +168,8 @@ class EngineConnection:
     def send(self, sink: Sink, head: bytes, body: bytes, *, head_only: bool, upgrade: bool) -> None:
         """Send a whole request; its answer goes to `sink`."""
         self._sink = sink
+        if self.served == 0:
+            self._parser = httptools.HttpResponseParser(self)
         self.served += 1
         self.received = False
         self._head_only = head_only
@@ -218,7 +223,11 @@ class EngineConnection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
-        self._parser = httptools.HttpResponseParser(self)
+
+    def give_up(self) -> None:
+        """The connect was given up: part from a transport that it may have made, which never ends and refers to us."""
+        self._given_up = True
+        self._transport = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
@@ -276,7 +285,8 @@ class EngineConnection:
             if kind == PASSED:
                 kept.append(line.text)
             elif kind == _TYPE:
-                content_type = media_type(line.value)
+                value = line.value
+                content_type = value if value == _JSON else media_type(value)
                 kept.append(line.text)
             elif kind == _LENGTH:
                 value = line.value
@@ -368,11 +378,14 @@ class EngineConnection:
             self._on_idle(self)
         else:
             self._transport.abort()
+        sink.on_released()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._given_up:
+            return
         sink, self._sink = self._sink, None
         self._parser = None  # type: ignore[assignment]  # it refers back to us, and nothing is fed any more
         self._on_gone(self, self._poisoned)
@@ -380,6 +393,7 @@ class EngineConnection:
             return
         if self._close_framed and exc is None:
             sink.on_end([])
+            sink.on_released()
         else:
             sink.on_lost()
 

@@ -313,8 +313,10 @@ class _Get:
             self._pieces.append(data)
 
     def on_end(self, trailers: list[bytes]) -> bool:
-        self.tell(self._status, b"".join(self._pieces))
         return True
+
+    def on_released(self) -> None:
+        self.tell(self._status, b"".join(self._pieces))
 
     def on_lost(self) -> None:
         link, self._link = self._link, None

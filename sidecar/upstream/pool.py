@@ -133,9 +133,10 @@ class Pool:
             if connection in target.idle:
                 target.idle.remove(connection)
 
+        connection = EngineConnection(target.rest, on_gone)
         try:
             async with asyncio.timeout(connect_s):
-                connection = await self._open(target, lambda: EngineConnection(target.rest, on_gone))
+                await self._open(target, connection)
         except TimeoutError:
             detail = f"no connection to {key} within {connect_s:g} s"
         except Exception as exc:  # noqa: BLE001 - here a task begins; whatever fails is this connection's failure alone
@@ -150,25 +151,25 @@ class Pool:
         if self._connecting.pop(sink, None) is not None:
             sink.on_connect_failed(detail)
 
-    async def _open(self, target: _Target, protocol: Callable[[], EngineConnection]) -> EngineConnection:
+    async def _open(self, target: _Target, connection: EngineConnection) -> None:
         address = target.address
-        # uvloop asks for the methods only, and a compiled class has no base of asyncio's.
-        factory = cast("Callable[[], asyncio.Protocol]", protocol)
-        if address.path:
-            _, connection = await self._loop.create_unix_connection(factory, address.path)
-            return cast(EngineConnection, connection)
         tls = address.scheme == "https"
         if tls and target.tls is None:
             # Reads the system's certificates: some 35 ms in which streams would stand still.
             target.tls = await asyncio.to_thread(_context, target.endpoint)
-        _, connection = await self._loop.create_connection(
-            factory,
-            address.host,
-            address.port,
-            ssl=target.tls,
-            server_hostname=address.host if tls else None,
-        )
-        return cast(EngineConnection, connection)
+        # uvloop asks for the methods only, and a compiled class has no base of asyncio's.
+        protocol = cast(asyncio.Protocol, connection)
+        try:
+            if address.path:
+                await self._loop.create_unix_connection(lambda: protocol, address.path)
+            else:
+                server_hostname = address.host if tls else None
+                await self._loop.create_connection(
+                    lambda: protocol, address.host, address.port, ssl=target.tls, server_hostname=server_hostname
+                )
+        except BaseException:
+            connection.give_up()
+            raise
 
 
 def _context(endpoint: Endpoint) -> ssl.SSLContext:

@@ -327,6 +327,8 @@ class Heard:
         self.over = True
         return True
 
+    def on_released(self) -> None: ...
+
     def on_lost(self) -> None:
         self._note("lost")
         self.over = True

@@ -112,7 +112,11 @@ class FakeLink:
         return self._say(lambda sink: sink.on_body(data))
 
     def ends(self, *trailers: bytes) -> "FakeLink":
-        return self._say(lambda sink: sink.on_end(list(trailers)), True)
+        def end(sink: Sink) -> None:
+            sink.on_end(list(trailers))
+            sink.on_released()
+
+        return self._say(end, True)
 
     def lost(self) -> "FakeLink":
         return self._say(lambda sink: sink.on_lost(), True)

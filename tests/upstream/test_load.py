@@ -65,7 +65,9 @@ class FakeLink:
                 return
             sink.on_body(part)
         if self.sink is not None:
-            self._take().on_end([])
+            sink = self._take()
+            sink.on_end([])
+            sink.on_released()
 
     def lose(self) -> None:
         self._take().on_lost()

@@ -46,6 +46,8 @@ class Asker:
         self.events.append("end")
         return True
 
+    def on_released(self) -> None: ...
+
     def on_lost(self) -> None:
         self.events.append("lost")
 
