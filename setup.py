@@ -53,6 +53,10 @@ COMPILED = [
 RAISES = "Py_ssize_t slice_len = endn - startn;"
 EMPTY = "Py_ssize_t slice_len = endn > startn ? endn - startn : 0;"
 
+# The modules are one library, whose functions nobody replaces: calls among them need no detour over the linker's
+# tables. A twentieth of the path's time (bench.path_cost, 11.4 to 10.8 us).
+DIRECT_CALLS = ["-fno-semantic-interposition", "-fno-plt"]
+
 
 def compiled() -> list[Extension]:
     """The extensions of the compiled modules; their C sources are written under build/."""
@@ -73,6 +77,9 @@ def compiled() -> list[Extension]:
     (mended / "bytes_ops.c").write_text(runtime.replace(RAISES, EMPTY), encoding="utf-8")
     for extension in extensions:
         extension.include_dirs.insert(0, str(mended))
+        if sys.platform == "linux":
+            extension.extra_compile_args += DIRECT_CALLS
+            extension.extra_link_args += ["-Wl,-Bsymbolic"]
     return extensions
 
 
