@@ -24,7 +24,7 @@ THREADS_MORE = 6
 LIFETIME = ("sidecar.downstream.", "sidecar.proxy.", "sidecar.upstream.connection.", "sidecar.wire.")
 """Modules whose objects live as long as a request or a connection: none may outlive both."""
 
-REMEMBERED = {"sidecar.wire.headers.Line": 2 * 2048, "sidecar.downstream.parser._Start": 256}
+REMEMBERED = {"sidecar.wire.headers.Line": 2 * 1024, "sidecar.downstream.parser._Start": 256}
 """Objects of those modules that live on in a bounded memory, and its bound: header lines, by each of two readers."""
 
 GAUGES = (

@@ -283,6 +283,9 @@ class ClientConnection:
         if self._transport.is_closing() or request is None:
             return
         request.body = b""
+        # The parser holds the request until its next one comes.
+        request.headers = []
+        request.lines = []
         if self._close_after or not request.keep_alive or not request.complete:
             self._close(request.complete or self._tunnel)
             return

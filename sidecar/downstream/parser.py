@@ -27,6 +27,7 @@ from sidecar.wire.call import Api, api_of
 from sidecar.wire.headers import (
     HOP_BY_HOP,
     MAX_HEAD_BYTES,
+    MAX_KEPT_HEAD_BYTES,
     MAX_KNOWN_BYTES,
     OURS,
     OWN,
@@ -49,6 +50,7 @@ _REQUEST_ID: Final = 7
 _FORWARDED_FOR: Final = 8
 _FORWARDED_PROTO: Final = 9
 _DROPPED: Final = 10
+_PROXY_CONNECTION: Final = 11  # dropped, too; llhttp heeds it as it does Connection
 
 _KINDS: Final[dict[bytes, int]] = {
     b"host": _HOST,
@@ -61,6 +63,7 @@ _KINDS: Final[dict[bytes, int]] = {
     b"x-request-id": _REQUEST_ID,
     b"x-forwarded-for": _FORWARDED_FOR,
     b"x-forwarded-proto": _FORWARDED_PROTO,
+    b"proxy-connection": _PROXY_CONNECTION,
 }
 _KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
 
@@ -68,6 +71,10 @@ _LINES: Final = Lines(_KINDS, frozenset({b"traceparent", b"tracestate", b"x-requ
 
 _X: Final = ord("x")
 _KEEP_ALIVE: Final = b"keep-alive"
+
+
+_MAX_PLAIN: Final = 64
+"""Plain requests taken of one read: each copies what follows it, and llhttp does not."""
 
 
 class _Start:
@@ -82,7 +89,7 @@ class _Start:
 
 
 _STARTS: Final[dict[bytes, _Start]] = {}
-_MAX_STARTS: Final = 256  # far more than there are paths of inference; a query makes any number
+_MAX_STARTS: Final = 256  # far more than there are paths of inference
 
 
 def _start_of(line: bytes) -> _Start | None:
@@ -94,7 +101,7 @@ def _start_of(line: bytes) -> _Start | None:
     if api is None:
         return None
     start = _Start(words[1], path, api)
-    if len(line) <= MAX_KNOWN_BYTES:
+    if len(line) <= MAX_KNOWN_BYTES and path == words[1]:  # a query may hold a credential
         if len(_STARTS) >= _MAX_STARTS:
             _STARTS.clear()
         _STARTS[line] = start
@@ -169,10 +176,18 @@ class RequestParser:
         if self.tunnel is not None:
             self.tunnel += data
             return
+        plain = _MAX_PLAIN
         while True:
             if self._left:
                 data = self._feed_body(data)
-            elif self._request.complete and not self._in_head and data.startswith(b"POST "):
+            elif (
+                plain
+                and data.startswith(b"POST ")
+                and self._request.complete
+                and self._request.keep_alive
+                and not self._in_head
+            ):
+                plain -= 1
                 end = data.find(b"\r\n\r\n")
                 request = self._read_plain(data[:end]) if 0 < end < MAX_HEAD_BYTES else None
                 if request is None or not self._take_plain(request, data, end + 4):
@@ -192,7 +207,8 @@ class RequestParser:
         if start is None or lines is None:
             return None
         request = Request()
-        request.headers = self._lines = lines
+        request.headers = lines
+        self._lines = lines if len(head) <= MAX_KEPT_HEAD_BYTES else []
         kept = request.lines
         for line in lines:
             kind = line.kind
@@ -203,7 +219,7 @@ class RequestParser:
                     kept.append(line.text)
             elif kind != _DROPPED:
                 value = line.value
-                if kind in (_CODING, _UPGRADE, _EXPECT):
+                if kind in (_CODING, _UPGRADE, _EXPECT, _PROXY_CONNECTION):
                     return None
                 if kind == _LENGTH and (request.content_length is not None or len(value) > 18 or not value.isdigit()):
                     return None

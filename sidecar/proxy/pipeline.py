@@ -160,10 +160,8 @@ class Exchange:
         over = True
         try:
             over = self._begin()
-        except SidecarError as error:
-            self._refuse(error.reason, error.detail)
         except Exception as exc:  # noqa: BLE001 - here a request begins: its crash is its own
-            self._crashed(exc)
+            self._failed(exc)
         if over:
             self._end()
 
@@ -176,7 +174,7 @@ class Exchange:
         try:
             over = self._judged(attempt) or self._serve()
         except Exception as exc:  # noqa: BLE001 - as above
-            self._crashed(exc)
+            self._failed(exc)
         if over:
             self._end()
 
@@ -310,6 +308,8 @@ class Exchange:
     def _try(self, service: ServiceState, choice: Choice) -> Attempt:
         """Forward; the attempt may have ended already when this returns."""
         pipeline, request, node = self._pipeline, self._request, choice.node
+        node.in_flight += 1
+        self._lent = choice
         self._note(choice.permit)
         self._choice = choice
         self._attempts += 1
@@ -325,8 +325,6 @@ class Exchange:
             service.times,
             self._total_at,
         )
-        node.in_flight += 1
-        self._lent = choice
         attempt.start(engine_head(request, self._request_id, self._client.peer, self._client.scheme, node.key))
         return attempt
 
@@ -421,6 +419,17 @@ class Exchange:
         self._status = STATUS[reason]
         extra = _attempts_line(self._attempts) if self._attempts else b""
         self._client.refuse(Refusal(reason, message, wait_s, param), self._request_id, extra)
+
+    def _failed(self, exc: Exception) -> None:
+        """Tell the client, as far as it can be told; never raises, for the end must follow."""
+        try:
+            if isinstance(exc, SidecarError):
+                self._refuse(exc.reason, exc.detail)
+            else:
+                self._crashed(exc)
+        except Exception as worse:  # noqa: BLE001 - as above
+            self._pipeline.on_crash(worse)
+            self._client.cut()
 
     def _crashed(self, exc: Exception) -> None:
         self._pipeline.on_crash(exc)

@@ -22,6 +22,7 @@ from sidecar.proxy.ports import Sink
 from sidecar.wire.headers import (
     HOP_BY_HOP,
     MAX_HEAD_BYTES,
+    MAX_KEPT_HEAD_BYTES,
     OURS,
     OWN,
     PASSED,
@@ -48,6 +49,7 @@ _KINDS: Final = {
     b"transfer-encoding": _KEPT,
     b"connection": _KEPT,
     b"upgrade": _KEPT,
+    b"proxy-connection": _KEPT,  # llhttp heeds it as it does Connection
     b"x-request-id": _DROPPED,
 }
 _KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
@@ -275,7 +277,7 @@ class EngineConnection:
         lines = _LINES.read_all(raws, self._seen)
         if lines is None:
             return False
-        self._seen = lines
+        self._seen = lines if end <= MAX_KEPT_HEAD_BYTES else []
         phrase = raws[0][13:]
         kept: list[bytes] = []
         content_type = b""
@@ -317,7 +319,8 @@ class EngineConnection:
     def _read_plain_body(self, data: bytes, *, judged: bool = False) -> None:
         size = len(data)
         if size > self._left:
-            self._poisoned = True
+            # Line ends behind an answer are forgiven, as llhttp does.
+            self._poisoned = bool(data[self._left :].strip(b"\r\n"))
             data = data[: self._left]
             size = self._left
         if not judged and self._judge is not None:
@@ -369,7 +372,13 @@ class EngineConnection:
     def _finish(self, sink: Sink) -> None:
         self._sink = None
         # Lent again only after its sink has judged what it brought.
-        good = sink.on_end(self._trailers) and self._keep_alive and not self._poisoned and not self._upload_open
+        try:
+            good = sink.on_end(self._trailers) and self._keep_alive and not self._poisoned and not self._upload_open
+        except Exception:
+            # A crash of ours is told by whoever called us; the attempt must not wait for its deadline.
+            self._transport.abort()
+            sink.on_lost()
+            raise
         if good and not self._transport.is_closing():
             if self._head_only:
                 self._parser = httptools.HttpResponseParser(self)

@@ -7,7 +7,6 @@ event, or plain text.
 """
 
 import json
-from math import isfinite
 from typing import Final
 
 import msgspec
@@ -20,6 +19,7 @@ _TEXT_LIMIT: Final = 512
 """Characters kept of an error's text: what classifies stands at its start, what follows is often the prompt."""
 
 
+_MOST_TOKENS: Final = 1 << 53
 _WRAPPINGS: Final = 3
 """Times that an `error` is looked for inside an `error` or `detail`: gateways wrap what their engine said once."""
 
@@ -141,10 +141,10 @@ def _count(body: dict[str, object], name: str, other_name: str) -> int | None:
     value = body.get(name)
     if value is None:
         value = body.get(other_name)
-    if isinstance(value, int):
+    # Beyond are no counts: 1e400 is good JSON and an infinite float, and not every integer is a float.
+    if isinstance(value, int | float) and -_MOST_TOKENS < value < _MOST_TOKENS:
         return int(value)
-    # 1e400 is good JSON and an infinite float.
-    return int(value) if isinstance(value, float) and isfinite(value) else None
+    return None
 
 
 def error_from(value: object) -> AnswerError:

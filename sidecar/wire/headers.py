@@ -30,10 +30,8 @@ STANDARD_TOKENS: Final = frozenset({b"close", b"keep-alive", b"upgrade"})
 OURS: Final = b"x-sidecar-"
 """Prefix of the headers that only we set."""
 
-SECRET: Final = frozenset(
-    {b"authorization", b"proxy-authorization", b"cookie", b"set-cookie", b"x-api-key", b"api-key"}
-)
-"""Headers whose values are credentials."""
+_SECRETS: Final = (b"auth", b"cookie", b"key", b"token", b"secret", b"credential", b"password")
+"""Parts of names of headers whose values are credentials."""
 
 PASSED: Final = -1
 """A line that goes on as it is."""
@@ -41,9 +39,12 @@ PASSED: Final = -1
 OWN: Final = -2
 """A line that only we may set."""
 
-MAX_KNOWN: Final = 2048
+MAX_KNOWN: Final = 1024
 MAX_KNOWN_BYTES: Final = 256
-"""Lines remembered by each reader, and their longest: half a megabyte at worst."""
+"""Lines remembered by each reader, and their longest: a megabyte at worst."""
+
+MAX_KEPT_HEAD_BYTES: Final = 4096
+"""Longest head whose lines a connection keeps for its next one."""
 
 _X: Final = ord("x")
 _SPACE: Final = 0x20
@@ -81,7 +82,7 @@ class Lines:
 
     def __init__(self, kinds: dict[bytes, int], once: frozenset[bytes]) -> None:
         self._kinds = kinds
-        self._once = once | SECRET
+        self._once = once
         self._known: dict[bytes, Line] = {}
 
     def read_all(self, raws: list[bytes], before: list[Line]) -> list[Line] | None:
@@ -118,11 +119,15 @@ class Lines:
             # Most start with another letter, which is cheaper to see.
             kind = OWN if name[0] == _X and name.startswith(OURS) else PASSED
         read = Line(name, line[colon + 2 :], kind, line + b"\r\n", line)
-        if size <= MAX_KNOWN_BYTES and name not in self._once:
+        if size <= MAX_KNOWN_BYTES and name not in self._once and not _is_secret(name):
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[line] = read
         return read
+
+
+def _is_secret(name: bytes) -> bool:
+    return any(part in name for part in _SECRETS)
 
 
 def length_line(length: int) -> bytes:

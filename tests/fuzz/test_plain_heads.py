@@ -95,7 +95,13 @@ FORGIVEN = [
 ]
 USUAL = [
     *(b"Connection: keep-alive", b"X-A: b", b"X-A: c", b"User-Agent: u", b"Upgrade: websocket", b"Upgrade: h2c"),
-    *(b"Connection: upgrade", b"Proxy-Connection: keep-alive", b"Expect: 100-continue", b"Connection: x-a"),
+    *(
+        b"Connection: upgrade",
+        b"Proxy-Connection: keep-alive",
+        b"Proxy-Connection: close",
+        b"Expect: 100-continue",
+        b"Connection: x-a",
+    ),
     *(b"Connection: close", b"Accept: */*", b"X-Sidecar-A: b", b"Authorization: Bearer t"),
 ]
 REQUESTS = messages(STARTS, USUAL, [b"Host: h"])
@@ -167,6 +173,7 @@ STATUSES = [
 SAID = [
     *(b"Connection: keep-alive", b"X-A: b", b"Server: u", b"Date: x", b"Content-Type: application/json"),
     *(b"X-Request-Id: i", b"X-Sidecar-A: b", b"Connection: close", b"Keep-Alive: timeout=5"),
+    b"Proxy-Connection: close",
 ]
 # Line ends behind an answer cost the connection or not by the read that they come in; all else must be told alike.
 ANSWERS = messages(STATUSES, SAID, []).filter(lambda answer: answer[-1:] not in (b"\r", b"\n"))

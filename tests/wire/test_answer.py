@@ -256,3 +256,11 @@ def test_an_errors_text_is_bounded() -> None:
         assert len(error.message) == 512
         assert len(error.type) <= 512
         assert error.code is None or len(str(error.code)) == 512
+
+
+@pytest.mark.parametrize("count", ["1e400", "1e308", "9" * 400, "-1e300", str(1 << 53)])
+def test_a_count_that_no_engine_can_mean_is_none(count: str) -> None:
+    body = b'{"choices":[],"usage":{"prompt_tokens":%b,"completion_tokens":3}}' % count.encode()
+    usage = read_answer(Api.CHAT, body).usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (None, 3)

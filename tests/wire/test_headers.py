@@ -2,7 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.wire.headers import FRAMING, HOP_BY_HOP, connection_tokens, is_safe_id, media_type, without_named
+from sidecar.wire.headers import (
+    FRAMING,
+    HOP_BY_HOP,
+    MAX_KNOWN,
+    MAX_KNOWN_BYTES,
+    Lines,
+    connection_tokens,
+    is_safe_id,
+    media_type,
+    without_named,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +87,53 @@ def test_what_could_act_on_a_log_or_a_header_is_no_safe_id(value: bytes) -> None
 def test_framing_headers_do_not_end_at_a_hop() -> None:
     assert HOP_BY_HOP.isdisjoint(FRAMING)
     assert all(name == name.lower() for name in HOP_BY_HOP | FRAMING)
+
+
+READER = Lines({b"host": 0}, frozenset({b"x-request-id"}))
+
+
+@pytest.mark.parametrize(
+    "line", [b"Host: h", b"User-Agent: u", b"Accept: */*", b"Date: now"], ids=lambda line: line.decode()
+)
+def test_a_line_that_came_before_is_the_same_object(line: bytes) -> None:
+    assert READER.read(line) is READER.read(bytes(bytearray(line)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "Client-Secret",
+     "Ocp-Apim-Subscription-Key", "X-Request-Id"],
+)  # fmt: skip
+def test_credentials_and_what_never_comes_twice_are_not_remembered(name: str) -> None:
+    line = f"{name}: v".encode()
+    assert READER.read(line) is not READER.read(line)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"A", b"A:", b"A: ", b"A:b", b"A:  b", b"A:\tb", b"A: b ", b"A: b\t", b": b", b"A: \tb"], ids=repr
+)
+def test_a_line_of_another_form_is_not_read(line: bytes) -> None:
+    assert READER.read(line) is None
+
+
+def test_memory_of_lines_is_bounded() -> None:
+    lines = Lines({}, frozenset())
+    first = lines.read(b"A: 0")
+    for number in range(MAX_KNOWN - 1):
+        lines.read(b"A: x%d" % number)
+    assert lines.read(b"A: 0") is first
+    lines.read(b"A: one more")
+    assert lines.read(b"A: 0") is not first
+    long = b"A: " + b"x" * MAX_KNOWN_BYTES
+    assert lines.read(long) is not lines.read(long)
+
+
+def test_lines_are_compared_with_those_that_stood_there() -> None:
+    raws = [b"start", b"X-Token: a", b"B: c"]
+    before = READER.read_all(raws, [])
+    assert before is not None
+    again = READER.read_all(list(raws), before)
+    assert again is not None and again[0] is before[0]
+    moved = READER.read_all([b"start", b"B: c", b"X-Token: a"], before)
+    assert moved is not None and [line.raw for line in moved] == [b"B: c", b"X-Token: a"]
+    assert READER.read_all([b"start", b"odd"], before) is None
