@@ -21,10 +21,6 @@ from tests.processes import Process, process
 LIMIT_S = 10.0
 """How long a page of the sidecar's or an engine's may take."""
 
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-"""glibc moves this threshold up, to 32 MiB, once a large block was freed; from then on large bodies lie in the heap,
-whose holes never go back: resident memory creeps without a leak. A fixed one keeps them out of it."""
-
 TICKS = os.sysconf("SC_CLK_TCK")
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
@@ -168,7 +164,7 @@ async def sidecar(policy: Path, program: str) -> AsyncIterator[SidecarProcess]:
     told = policy.parent / "told.json"
     flags = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json", "--policy", str(policy)]
     flags += ["--settle", "0s", "--drain", "5s"]
-    async with process("soak.apart", program, "run", *flags, **{TELL: str(told)}, **ALLOCATOR) as running:
+    async with process("soak.apart", program, "run", *flags, **{TELL: str(told)}) as running:
         started = await running.event("started")
         port, admin = (int(str(started[name]).rpartition(":")[2]) for name in ("listen", "admin"))
         proxy = SidecarProcess(running, port, admin, told)

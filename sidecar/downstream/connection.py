@@ -17,7 +17,7 @@ from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.proxy.pipeline import Exchange, Pipeline
 from sidecar.proxy.request import Request
-from sidecar.wire.headers import length_line
+from sidecar.wire.headers import chunk_line, length_line
 from sidecar.wire.refusal import refusal_answer
 
 # Bytes of requests that a client may send ahead of its turn before we stop reading it.
@@ -215,7 +215,7 @@ class ClientConnection:
     def send_body(self, data: bytes) -> None:
         """More of the body; never empty."""
         if self._chunked:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._transport.write(b"%b%b\r\n" % (chunk_line(len(data)), data))
         else:
             self._transport.write(data)
 

@@ -143,6 +143,19 @@ def length_line(length: int) -> bytes:
 _LENGTHS: Final[dict[int, bytes]] = {}
 
 
+def chunk_line(size: int) -> bytes:
+    """What opens a chunk: `1f\\r\\n`."""
+    line = _SIZES.get(size)
+    if line is None:
+        line = b"%x\r\n" % size
+        if len(_SIZES) < MAX_KNOWN:
+            _SIZES[size] = line
+    return line
+
+
+_SIZES: Final[dict[int, bytes]] = {}
+
+
 def connection_tokens(value: bytes) -> list[bytes]:
     """The lower-case tokens of a `Connection` value; empty ones are left out."""
     return [token for part in value.split(b",") if (token := part.strip(b" \t").lower())]

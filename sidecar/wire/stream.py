@@ -4,9 +4,12 @@ It looks at a copy of the bytes on their way and changes none. A token-bearing e
 generated; comments, the role-only first chunk and empty deltas are none (some gateways send empty deltas as a
 heartbeat), except an empty delta with logprobs or token ids: a token whose text waits for its next half.
 
-One typed decode per event: a chunk is recognised by its API's shape, not by searching for words in it. What does not
-decode is looked at again by Python's lenient reader (NaN, lone surrogates: Python's engines write both) before it
-counts as malformed. An error wins over every later end marker: engines end broken streams with `[DONE]`, too.
+One typed decode per event: a chunk is recognised by its API's shape, not by searching for words in it. The tokens of
+one stream differ in their text alone, though, and decoding is half of what a chunk costs us: what stands before and
+behind the text of a decoded token is kept, and an event of the same bytes around another plain text is the same event
+with that text. What does not decode is looked at again by Python's lenient reader (NaN, lone surrogates: Python's
+engines write both) before it counts as malformed. An error wins over every later end marker: engines end broken streams
+with `[DONE]`, too.
 """
 
 from collections.abc import Callable
@@ -51,9 +54,12 @@ class StreamReader:
     """
 
     __slots__ = (
+        "_after",
         "_api",
+        "_before",
         "_finished",
         "_last_index",
+        "_lessons",
         "_malformed",
         "_see",
         "_seen",
@@ -79,6 +85,10 @@ class StreamReader:
         self.finish_reason: str | None = None
         self.error: AnswerError | None = None
         self._api = api
+        # What stands around the text of a plain token, once one was decoded; and how often that was worked out in vain.
+        self._before = b""
+        self._after = b""
+        self._lessons = 0
         self._see = _SEE[api]
         self._sse = SseReader(limit)
         self._seen: set[Index] | None = None
@@ -145,6 +155,14 @@ class StreamReader:
 
 
 def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
+    before, after = reader._before, reader._after
+    if before and not kind and data.startswith(before) and data.endswith(after):
+        text = data[len(before) : len(data) - len(after)]
+        if text and b'"' not in text and b"\\" not in text and text.isascii():
+            reader.tokens += 1
+            reader.tool_call = False
+            reader._lessons = 0
+            return
     try:
         chunk = decode_chunk(data)
     except _UNREADABLE:
@@ -183,6 +201,41 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
             _finish(reader, choice)
     if token:
         reader.tokens += 1
+        if not kind and reader._lessons < _MAX_LESSONS and len(choices) == 1:
+            _learn(reader, chunk, choices[0], data)
+
+
+def _learn(reader: StreamReader, chunk: Chunk, choice: Choice, data: bytes) -> None:
+    """Keep what stands around a token's text, if the event says nothing else."""
+    reader._lessons += 1
+    reader._before = b""
+    delta = choice.delta
+    content = delta.content if delta is not None else None
+    if delta is None or not isinstance(content, str) or not content.isascii() or "\\" in content or '"' in content:
+        return
+    if chunk.usage is not None or chunk.error or choice.finish_reason:
+        return
+    if delta.role or delta.reasoning_content or delta.reasoning or delta.refusal or delta.audio:
+        return
+    if delta.tool_calls or delta.function_call or choice.logprobs is not None or choice.token_ids:
+        return
+    start = data.find(_CONTENT)
+    begin = start + len(_CONTENT)
+    end = begin + len(content)
+    if (
+        start < 0
+        or data[begin:end] != content.encode()
+        or data[end : end + 1] != b'"'
+        or data.count(b'"content":') != 1
+    ):
+        return
+    reader._before = data[:begin]
+    reader._after = data[end:]
+
+
+_CONTENT: Final = b'"content":"'
+_MAX_LESSONS: Final = 8
+"""Tokens in a row around which nothing stayed the same; such a stream is decoded event by event."""
 
 
 def _turn_to(reader: StreamReader, index: Index) -> None:

@@ -210,3 +210,53 @@ DATES = st.builds(
 def test_retry_after_never_raises_and_never_goes_back(headers: list[tuple[bytes, bytes]]) -> None:
     wait = retry_after_s(headers, 1_790_000_000.0)
     assert wait is None or 0 <= wait < float("inf")
+
+
+TEXTS = st.text(max_size=6) | st.sampled_from(
+    ["a", "", '"', "\\", "\\u0041", "\n", "é", "\ud83d", '","content":"x', "}]}"]
+)
+EXTRA = st.sampled_from(
+    [
+        *[""] * 8,
+        *(',"usage":{"prompt_tokens":1,"completion_tokens":2}', ',"error":{"message":"m"}', ',"x":{"content":"a"}'),
+    ]
+)
+IN_CHOICE = st.sampled_from(
+    [*[""] * 8, ',"finish_reason":"stop"', ',"logprobs":{"content":[]}', ',"token_ids":[1]', ',"finish_reason":null']
+)
+IN_DELTA = st.sampled_from(
+    [*[""] * 8, ',"role":"assistant"', ',"tool_calls":[{"index":0}]', ',"reasoning":"r"', ',"content":"b"']
+)
+
+
+@st.composite
+def token_events(draw: st.DrawFn) -> bytes:
+    content = json.dumps(draw(TEXTS), ensure_ascii=draw(st.booleans()))
+    colon = draw(st.sampled_from([*[":"] * 9, ": "]))
+    delta = f'{{"content"{colon}{content}{draw(IN_DELTA)}}}'
+    choice = f'{{"index":{draw(st.sampled_from([0, 0, 0, 1]))},"delta":{delta}{draw(IN_CHOICE)}}}'
+    number = draw(st.sampled_from([1, 1, 1, 2]))
+    named = draw(st.sampled_from([*[""] * 9, "event: error\n"]))
+    return f'{named}data: {{"id":{number},"choices":[{choice}]{draw(EXTRA)}}}\n\n'.encode("utf-8", "surrogatepass")
+
+
+@FUZZ
+@given(st.lists(token_events(), max_size=12))
+def test_a_stream_of_like_tokens_tells_what_its_events_tell_alone(events: list[bytes]) -> None:
+    whole = StreamReader(Api.CHAT)
+    alone = []
+    for event in events:
+        reader = StreamReader(Api.CHAT)
+        reader.feed(event)
+        before = whole.tokens
+        whole.feed(event)
+        alone.append(reader)
+        assert whole.tokens - before == reader.tokens, event
+        # A silent token leaves it as it was.
+        silent = b'"token_ids"' in event or b'"logprobs"' in event
+        assert not reader.tokens or silent or whole.tool_call == reader.tool_call, event
+    assert whole.events == sum(reader.events for reader in alone)
+    assert whole.malformed == sum(reader.malformed for reader in alone)
+    assert whole.error == next((reader.error for reader in alone if reader.error is not None), None)
+    reasons = [reader.finish_reason for reader in alone if reader.finish_reason]
+    assert whole.finish_reason == (reasons[-1] if reasons else None)
