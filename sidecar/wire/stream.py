@@ -155,9 +155,9 @@ class StreamReader:
 
 
 def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
-    before, after = reader._before, reader._after
-    if before and not kind and data.startswith(before) and data.endswith(after):
-        text = data[len(before) : len(data) - len(after)]
+    before = reader._before
+    if before and not kind and data.startswith(before) and data.endswith(reader._after):
+        text = data[len(before) : len(data) - len(reader._after)]
         if text and b'"' not in text and b"\\" not in text and text.isascii():
             reader.tokens += 1
             reader.tool_call = False
@@ -209,6 +209,8 @@ def _learn(reader: StreamReader, chunk: Chunk, choice: Choice, data: bytes) -> N
     """Keep what stands around a token's text, if the event says nothing else."""
     reader._lessons += 1
     reader._before = b""
+    if reader._lessons == _MAX_LESSONS:
+        return
     delta = choice.delta
     content = delta.content if delta is not None else None
     if delta is None or not isinstance(content, str) or not content.isascii() or "\\" in content or '"' in content:
