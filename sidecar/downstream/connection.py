@@ -32,7 +32,8 @@ _BODILESS: Final = frozenset({204, 304})
 # connection's state in Linux.
 _LOOK_S: Final = 0.05
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
-_RESET, _FIN = 7, 8  # TCP_CLOSE, TCP_CLOSE_WAIT
+_RESET: Final = 7  # TCP_CLOSE
+_FIN: Final = 8  # TCP_CLOSE_WAIT
 
 
 class ClientConnection:

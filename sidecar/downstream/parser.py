@@ -29,7 +29,6 @@ from sidecar.wire.headers import (
     MAX_HEAD_BYTES,
     MAX_KEPT_HEAD_BYTES,
     MAX_KNOWN_BYTES,
-    OURS,
     OWN,
     PASSED,
     Line,
@@ -69,7 +68,6 @@ _KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
 
 _LINES: Final = Lines(_KINDS, frozenset({b"traceparent", b"tracestate", b"x-request-id", b"x-forwarded-for"}))
 
-_X: Final = ord("x")
 _KEEP_ALIVE: Final = b"keep-alive"
 
 
@@ -203,36 +201,21 @@ class RequestParser:
         """The request of a head (without its blank line); None if it is not of the plain kind, or anything is odd."""
         raws = head.split(b"\r\n")
         start = _STARTS.get(raws[0]) or _start_of(raws[0])
-        lines = _LINES.read_all(raws, self._lines)
+        lines = _LINES.read_all(raws, self._lines) if start is not None else None
         if start is None or lines is None:
             return None
         request = Request()
         request.headers = lines
         self._lines = lines if len(head) <= MAX_KEPT_HEAD_BYTES else []
-        kept = request.lines
         for line in lines:
             kind = line.kind
-            if kind == PASSED:
-                kept.append(line.text)
-            elif kind == OWN:
-                if self._trusted:
-                    kept.append(line.text)
-            elif kind != _DROPPED:
+            if kind in (_CODING, _UPGRADE, _EXPECT, _PROXY_CONNECTION) or (kind == _HOST and request.host):
+                return None
+            if kind == _LENGTH:
                 value = line.value
-                if kind in (_CODING, _UPGRADE, _EXPECT, _PROXY_CONNECTION):
+                if request.content_length is not None or len(value) > 18 or not value.isdigit():
                     return None
-                if kind == _LENGTH and (request.content_length is not None or len(value) > 18 or not value.isdigit()):
-                    return None
-                if kind == _HOST:
-                    if request.host:
-                        return None
-                    request.host = value
-                elif kind == _LENGTH:
-                    request.content_length = int(value)
-                else:
-                    _read(request, kind, value)
-                if kind <= _TRACEPARENT:
-                    kept.append(line.text)
+            self._take_header(request, line)
         length = request.content_length
         if not length or not request.host or length > self._body_limit() or b"close" in request.named:
             return None
@@ -242,6 +225,16 @@ class RequestParser:
         request.api = start.api
         request.held = True
         return request
+
+    def _take_header(self, request: Request, line: Line) -> None:
+        """What a header does to a request. Raises `Refused`."""
+        kind = line.kind
+        if kind == PASSED or (kind == OWN and self._trusted):
+            request.lines.append(line.text)
+        elif kind not in (OWN, _DROPPED):
+            _read(request, kind, line.value)
+            if kind <= _TRACEPARENT:
+                request.lines.append(line.text)
 
     def _take_plain(self, request: Request, data: bytes, begin: int) -> bool:
         """Have llhttp judge the head and count the body; False if it refuses, and then nothing was taken."""
@@ -369,21 +362,13 @@ class RequestParser:
             raise Refused(_head_too_large())
         request = self._request
         lower = name.lower()
-        kind = _KINDS.get(lower)
+        line = Line(lower, value, _LINES.kind_of(lower), b"%b: %b\r\n" % (name, value))
         if self._in_trailers:
-            if kind is None and not lower.startswith(OURS):
-                request.trailers.append(b"%b: %b\r\n" % (name, value))
+            if line.kind == PASSED:
+                request.trailers.append(line.text)
             return
-        text = b"%b: %b\r\n" % (name, value)
-        request.headers.append(Line(lower, value, PASSED if kind is None else kind, text))
-        if kind is None:
-            # Most start with another letter, which is cheaper to see.
-            if lower[0] != _X or self._trusted or not lower.startswith(OURS):
-                request.lines.append(text)
-        elif kind != _DROPPED:
-            _read(request, kind, value)
-            if kind <= _TRACEPARENT:
-                request.lines.append(text)
+        request.headers.append(line)
+        self._take_header(request, line)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -475,9 +460,9 @@ def _read(request: Request, kind: int, value: bytes) -> None:
     if kind == _HOST:
         if request.host:
             raise Refused(Refusal(Reason.BAD_REQUEST, "two Host headers"))
-        if not value.strip(b" \t"):
-            raise Refused(Refusal(Reason.BAD_REQUEST, "empty Host header"))
         request.host = value.strip(b" \t")
+        if not request.host:
+            raise Refused(Refusal(Reason.BAD_REQUEST, "empty Host header"))
     elif kind == _LENGTH:
         request.content_length = int(value)
     elif kind == _CONNECTION:

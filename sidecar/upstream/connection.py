@@ -23,7 +23,6 @@ from sidecar.wire.headers import (
     HOP_BY_HOP,
     MAX_HEAD_BYTES,
     MAX_KEPT_HEAD_BYTES,
-    OURS,
     OWN,
     PASSED,
     STANDARD_TOKENS,
@@ -55,7 +54,6 @@ _KINDS: Final = {
 _KINDS.update({name: _DROPPED for name in HOP_BY_HOP if name not in _KINDS})
 _LINES: Final = Lines(_KINDS, frozenset({b"x-request-id"}))
 
-_X: Final = ord("x")
 _JSON: Final = b"application/json"
 _BODILESS: Final = frozenset({204, 304})
 
@@ -432,18 +430,11 @@ class EngineConnection:
         if self._head_bytes > MAX_HEAD_BYTES:
             raise _BadBytes("the head or the trailers exceed 64 KiB")
         lower = name.lower()
-        kind = _KINDS.get(lower)
-        if not self._in_head:
-            if (kind is None or kind in (_READ, _TYPE)) and not lower.startswith(OURS):
-                self._trailers.append(b"%b: %b\r\n" % (name, value))
-            return
-        if kind is None:
-            if lower[0] != _X or not lower.startswith(OURS):
-                self._lines.append(b"%b: %b\r\n" % (name, value))
-        elif kind != _DROPPED:
+        kind = _LINES.kind_of(lower)
+        if kind in (PASSED, _READ, _TYPE):
+            (self._lines if self._in_head else self._trailers).append(b"%b: %b\r\n" % (name, value))
+        if self._in_head and kind not in (PASSED, OWN, _DROPPED):
             self._read(lower, value)
-            if kind in (_READ, _TYPE):
-                self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         if self._ended:

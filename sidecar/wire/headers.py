@@ -85,6 +85,14 @@ class Lines:
         self._once = once
         self._known: dict[bytes, Line] = {}
 
+    def kind_of(self, name: bytes) -> int:
+        """What to make of a name, in lower case."""
+        kind = self._kinds.get(name)
+        if kind is not None:
+            return kind
+        # Most start with another letter, which is cheaper to see.
+        return OWN if name[0] == _X and name.startswith(OURS) else PASSED
+
     def read_all(self, raws: list[bytes], before: list[Line]) -> list[Line] | None:
         """Reads a head's lines but the first; `before` are those of the last head. None as from `read`, for any."""
         lines: list[Line] = []
@@ -114,11 +122,7 @@ class Lines:
         if line[colon + 2] in (_SPACE, _TAB) or line[size - 1] in (_SPACE, _TAB):
             return None
         name = line[:colon].lower()
-        kind = self._kinds.get(name)
-        if kind is None:
-            # Most start with another letter, which is cheaper to see.
-            kind = OWN if name[0] == _X and name.startswith(OURS) else PASSED
-        read = Line(name, line[colon + 2 :], kind, line + b"\r\n", line)
+        read = Line(name, line[colon + 2 :], self.kind_of(name), line + b"\r\n", line)
         if size <= MAX_KNOWN_BYTES and name not in self._once and not _is_secret(name):
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
@@ -132,28 +136,25 @@ def _is_secret(name: bytes) -> bool:
 
 def length_line(length: int) -> bytes:
     """`content-length: 17\\r\\n`."""
-    line = _LENGTHS.get(length)
-    if line is None:
-        line = b"content-length: %d\r\n" % length
-        if len(_LENGTHS) < MAX_KNOWN:
-            _LENGTHS[length] = line
-    return line
-
-
-_LENGTHS: Final[dict[int, bytes]] = {}
+    return _formatted(_LENGTHS, b"content-length: %d\r\n", length)
 
 
 def chunk_line(size: int) -> bytes:
     """What opens a chunk: `1f\\r\\n`."""
-    line = _SIZES.get(size)
-    if line is None:
-        line = b"%x\r\n" % size
-        if len(_SIZES) < MAX_KNOWN:
-            _SIZES[size] = line
-    return line
+    return _formatted(_SIZES, b"%x\r\n", size)
 
 
+_LENGTHS: Final[dict[int, bytes]] = {}
 _SIZES: Final[dict[int, bytes]] = {}
+
+
+def _formatted(known: dict[int, bytes], form: bytes, number: int) -> bytes:
+    line = known.get(number)
+    if line is None:
+        line = form % number
+        if len(known) < MAX_KNOWN:
+            known[number] = line
+    return line
 
 
 def connection_tokens(value: bytes) -> list[bytes]:
