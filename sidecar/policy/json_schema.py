@@ -71,7 +71,8 @@ def _of(kind: inspect.Type, kinds: dict[str, Any]) -> dict[str, Any]:
             return _with(entries, maxProperties=kind.max_length, propertyNames=keys or None)
         case inspect.UnionType(types=types):
             others = [each for each in types if not isinstance(each, inspect.NoneType)]
-            return {"anyOf": [*(_of(each, kinds) for each in others), {"type": "null"}]}
+            nothing = [{"type": "null"}] if len(others) < len(types) else []
+            return {"anyOf": [*(_of(each, kinds) for each in others), *nothing]}
         case inspect.StructType(cls=cls):
             if cls.__name__ not in kinds:
                 kinds[cls.__name__] = {}  # holds the place while its fields are walked

@@ -107,7 +107,7 @@ class Reader:
             case inspect.UnionType(types=types):
                 if isinstance(node, Scalar) and node.kind == "null":
                     return None
-                return self._value(node, next(t for t in types if not isinstance(t, inspect.NoneType)), path)
+                return self._value(node, _member(node, types), path)
             case _:
                 raise TypeError(f"{path}: policies have no fields of type {kind}")
 
@@ -240,6 +240,13 @@ def _number(text: str) -> float:
 
 def _plain(bound: float | None) -> str:
     return "" if bound is None else f"{bound:.15g}"
+
+
+def _member(node: Node, types: Sequence[inspect.Type]) -> inspect.Type:
+    """Which of a union `node` means to be: a mapping is the struct, anything else what is no struct."""
+    others = [each for each in types if not isinstance(each, inspect.NoneType)]
+    wanted = [each for each in others if isinstance(each, inspect.StructType) is isinstance(node, Mapping)]
+    return (wanted or others)[0]
 
 
 def _describe(node: Node) -> str:

@@ -116,11 +116,52 @@ class BreakerRule(Strict, frozen=True, kw_only=True):
     successes: Annotated[int, Meta(ge=1, le=100)] = 2
 
 
+class Adaptive(Strict, frozen=True, kw_only=True):
+    """The detector: what is late, and how much evidence opens an endpoint's breaker (docs/breaker.md).
+
+    A first token is late at `exp(expected + tau)`, tau being mu + `kappa` sigma of the P99.9s of what is left
+    unexplained, between ln `tau_min` and ln `tau_max`, and never before `late_min`. `gap_min`: the shortest silence
+    within a stream that is late. The fast and the gray statistic trip at ln(1 / `false_alarm`), with `min_bad` bad
+    answers in a minute; the location statistic at `location_trip`. Latency is judged once `min_samples` were learnt.
+    `background`: the lowest ratio of bad answers that is taken for normal. `open`, `open_max`: the waits of what these
+    statistics opened. `probe`: `copy` tries an open endpoint with a copy of a request that another one answers,
+    `request` with the request itself. `statistics` may be any of the three; `covariates` false: prompt and load explain
+    nothing; `in_flight` false: what is late counts at its end only; `guards` false: overload stops nothing.
+    """
+
+    false_alarm: Annotated[float, Meta(ge=1e-15, le=0.1)] = 1e-6
+    kappa: Annotated[float, Meta(ge=0, le=100)] = 1.82
+    tau_min: Annotated[float, Meta(ge=1.1, le=1000)] = 3.0
+    tau_max: Annotated[float, Meta(ge=1.1, le=1000)] = 12.0
+    late_min_s: Seconds = field(name="late_min", default=Seconds(0.25))
+    gap_min_s: Seconds = field(name="gap_min", default=Seconds(2))
+    fast_ratio: Annotated[float, Meta(ge=0.01, le=0.95)] = 0.4
+    gray_ratio: Annotated[float, Meta(ge=0.005, le=0.9)] = 0.04
+    background: Annotated[float, Meta(ge=1e-5, le=0.1)] = 0.002
+    location_trip: Annotated[float, Meta(ge=5, le=1000)] = 20.0
+    min_bad: Annotated[int, Meta(ge=2, le=100)] = 3
+    min_samples: Annotated[int, Meta(ge=30, le=100_000)] = 200
+    open_s: Seconds = field(name="open", default=Seconds(3))
+    open_max_s: Seconds = field(name="open_max", default=Seconds(10))
+    probe: Literal["copy", "request"] = "copy"
+    statistics: Annotated[tuple[Literal["fast", "gray", "location"], ...], Meta(max_length=3)] = (
+        "fast",
+        "gray",
+        "location",
+    )
+    covariates: bool = True
+    in_flight: bool = True
+    guards: bool = True
+
+
 class NodeBreaker(BreakerRule, frozen=True, kw_only=True):
-    """The endpoint's breaker. `min_closed_ratio` 0: no floor, all may open."""
+    """The endpoint's breaker. `min_closed_ratio` 0: no floor, all may open.
+
+    `adaptive` true: the detector with its defaults; false: the fixed rules alone.
+    """
 
     min_closed_ratio: Ratio = 0.34
-    adaptive: bool = True
+    adaptive: bool | Adaptive = True
 
 
 class SessionBreaker(BreakerRule, frozen=True, kw_only=True):
