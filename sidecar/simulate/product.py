@@ -14,7 +14,7 @@ from sidecar.core.breaker import Scope, State, Transition
 from sidecar.core.fleet import Fleet, Session
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
-from sidecar.kernel.ids import EndpointKey, SessionId
+from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
 from sidecar.policy.schema import Endpoint, Service, Snapshot
@@ -29,7 +29,17 @@ from sidecar.simulate.world import Flight
 from sidecar.wire.call import Api
 from sidecar.wire.headers import PASSED, Line
 
-BYTES_PER_TOKEN: Final = (
+BYTES_PER_TOKEN: Final = 4  # of a prompt, as the relay sees it
+
+_PATH: Final = b"/v1/chat/completions"
+_HEAD: Final = ResponseHead(
+    200, b"OK", [b"content-type: text/event-stream\r\n"], b"text/event-stream", None, False, b""
+)
+_ERROR_HEAD: Final = ResponseHead(
+    500, b"Internal Server Error", [b"content-type: application/json\r\n"], b"application/json", None, False, b""
+)
+_ERROR: Final = b'{"error":{"message":"the simulated engine failed","type":"InternalServerError","code":500}}'
+_TOKEN: Final = (
     b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token"}}]}\n\n'
 )
 _LAST: Final = (
@@ -293,7 +303,7 @@ class Product:
         clock = context.clock
         fleet.apply(snapshot, clock.now)
         self._fleet = fleet
-        self._service = fleet.services[next(name for name in fleet.services if name == served.name)]
+        self._service = fleet.services[ServiceName(served.name)]
         self._notes = Notes(context, indexes)
         self._lines: dict[str, list[Line]] = {}
         self.turn = Caller(self, Arrival(0, 0.0, 0, 0, None, 0))

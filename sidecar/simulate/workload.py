@@ -68,8 +68,8 @@ class Luck:
 class Arrival(Luck):
     """One request. `user_pod` is where a random balancer would send it, and where its session lives.
 
-    `affected`, `after_open`, `touched` and `flights` are the ledger's: whether a fault would have bitten it there, whether
-    the breaker of that engine had opened before, whether a fault did bite an attempt, how many attempts there were.
+    `affected`, `after_open`, `touched` and `flights` are the ledger's: whether a fault would have bitten it there,
+    whether the breaker of that engine had opened before, whether a fault did bite an attempt, how many there were.
     """
 
     __slots__ = (
