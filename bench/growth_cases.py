@@ -70,6 +70,9 @@ class Witness:
     def transition(self, transition: object) -> None:
         raise RuntimeError(f"a breaker moved by itself: {transition}")
 
+    def condemned(self, prompt: object) -> None:
+        raise RuntimeError(f"a prompt was taken for poison: {prompt}")
+
     def refused(self, reason: Reason) -> None:
         raise RuntimeError(f"a request was refused by the parser: {reason}")
 

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import random
+import secrets
 import signal
 import ssl
 import sys
@@ -144,7 +145,9 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
     with logs:
         async with asyncio.TaskGroup() as tasks:
             pool = Pool(loop, tasks, recorder)
-            running = Running(Fleet(random.random), PolicyStore(first), metrics, recorder, logs, pool)
+            running = Running(
+                Fleet(random.random, secrets.token_bytes(32)), PolicyStore(first), metrics, recorder, logs, pool
+            )
             running.pipeline = Pipeline(
                 running.store,
                 running.fleet,

@@ -19,6 +19,7 @@ from sidecar.policy.schema import (
     Endpoint,
     Identity,
     NodeBreaker,
+    Poison,
     RequestBreaker,
     Retry,
     Seconds,
@@ -35,7 +36,8 @@ SSE_HEADERS = (b"content-type: text/event-stream; charset=utf-8", b"transfer-enc
 
 NODE_OFF = NodeBreaker(mode="off")
 SESSION_OFF = SessionBreaker(mode="off")
-REQUEST_OFF = RequestBreaker(mode="off")
+POISON_OFF = Poison(mode="off")
+REQUEST_OFF = RequestBreaker(mode="off", poison=POISON_OFF)
 BREAKERS_OFF = Breakers(node=NODE_OFF, session=SESSION_OFF, request=REQUEST_OFF)
 NO_RETRY = Retry(attempts=1)
 HOUR = Seconds(3600)
@@ -70,7 +72,7 @@ def session_breaker(consecutive: int = 1, **changes: object) -> Breakers:
 
 def request_breaker(consecutive: int = 1, **changes: object) -> Breakers:
     """Only the request breaker."""
-    rule = RequestBreaker(consecutive=consecutive, failure_ratio=0.0, open_s=HOUR, open_max_s=HOUR)
+    rule = RequestBreaker(consecutive=consecutive, failure_ratio=0.0, open_s=HOUR, open_max_s=HOUR, poison=POISON_OFF)
     return Breakers(node=NODE_OFF, session=SESSION_OFF, request=msgspec.structs.replace(rule, **changes))
 
 

@@ -23,6 +23,7 @@ from sidecar.core.budget import RetryBudget
 from sidecar.core.identify import Identifier
 from sidecar.core.models import ModelTable
 from sidecar.core.models import matches as matches
+from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node as Node
 from sidecar.core.pool import Pool as Pool
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
@@ -112,10 +113,11 @@ class ServiceState:
         "sessions",
         "split",
         "sticky",
+        "suspects",
         "times",
     )
 
-    def __init__(self, policy: Service, now: float) -> None:
+    def __init__(self, policy: Service, now: float, poison_key: bytes = b"") -> None:
         self.name = ServiceName(policy.name)
         self.policy = policy
         self.nodes: dict[EndpointKey, Node] = {}
@@ -125,6 +127,7 @@ class ServiceState:
         self.sessions: OrderedDict[SessionId, Session] = OrderedDict()
         self.request_breakers: OrderedDict[str, Breaker] = OrderedDict()
         self.budget = RetryBudget(policy.retry.budget_ratio, policy.retry.budget_min, policy.retry.window_s, now)
+        self.suspects = Suspects(policy.name, policy.breakers.request.poison, poison_key)
         self._session_breakers: dict[SessionId, Breaker] = {}
         self._pools: dict[tuple[str, VersionName | None], Pool] = {}
         self._read(policy)
@@ -145,6 +148,7 @@ class ServiceState:
         retry = policy.retry
         self.budget.use(retry.budget_ratio, retry.budget_min, retry.window_s, now)
         breakers = policy.breakers
+        self.suspects.use(breakers.request.poison)
         lease_s = self.lease_s
         same = breakers == before.breakers and lease_s == lease_before_s
         moved: list[Transition | None] = []
@@ -312,12 +316,16 @@ class ServiceState:
 
 
 class Fleet:
-    """All services of this sidecar. `chance` gives numbers in [0, 1); it is kept here for those who pick."""
+    """All services of this sidecar. `chance` gives numbers in [0, 1); it is kept here for those who pick.
 
-    __slots__ = ("_by_model", "_models", "chance", "identifier", "services")
+    `poison_key` is the secret of the fingerprints of prompts, <= 64 bytes; empty: anyone can compute them.
+    """
 
-    def __init__(self, chance: Callable[[], float]) -> None:
+    __slots__ = ("_by_model", "_models", "_poison_key", "chance", "identifier", "services")
+
+    def __init__(self, chance: Callable[[], float], poison_key: bytes = b"") -> None:
         self.chance = chance
+        self._poison_key = poison_key
         self.services: dict[ServiceName, ServiceState] = {}
         self.identifier = Identifier(Identity())
         self._models: ModelTable[ServiceState] = ModelTable(())
@@ -329,7 +337,7 @@ class Fleet:
         services: dict[ServiceName, ServiceState] = {}
         for policy in snapshot.services:
             name = ServiceName(policy.name)
-            service = self.services.get(name) or ServiceState(policy, now)
+            service = self.services.get(name) or ServiceState(policy, now, self._poison_key)
             moved.extend(service.use(policy, now))
             services[name] = service
         for name, gone in self.services.items():

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     BREAKER_OPEN = "breaker_open"
     SESSION_OPEN = "session_open"
     REQUEST_OPEN = "request_open"
+    POISONED_REQUEST = "poisoned_request"
     NO_ENDPOINT = "no_endpoint"
     OVERLOADED = "overloaded"
     UPSTREAM_CONNECT = "upstream_connect"
@@ -44,6 +45,7 @@ STATUS = MappingProxyType(
         Reason.BREAKER_OPEN: 503,
         Reason.SESSION_OPEN: 503,
         Reason.REQUEST_OPEN: 503,
+        Reason.POISONED_REQUEST: 422,
         Reason.NO_ENDPOINT: 503,
         Reason.OVERLOADED: 429,
         Reason.UPSTREAM_CONNECT: 502,

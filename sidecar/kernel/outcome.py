@@ -98,3 +98,18 @@ DOCTRINE: Final[dict[Ending, Verdict]] = {
     # We gave the attempt up for a reason of our own (drain, shutdown): nobody's fault.
     Ending.ABANDONED: Verdict(_I, _I, False, Reason.DRAINING),
 }
+
+DEADLY: Final = frozenset(
+    {
+        Ending.RESET_BEFORE_HEAD,
+        Ending.BAD_BYTES,
+        Ending.TRUNCATED,
+        Ending.HEAD_TIMEOUT,
+        Ending.TTFT_TIMEOUT,
+        Ending.TOKEN_GAP_TIMEOUT,
+    }
+)
+"""The endings of an attempt whose node crashed or hung, as far as one can see from here.
+
+An engine that could not be reached was dead before; one that answers with an error lives.
+"""

@@ -176,6 +176,18 @@ class SessionBreaker(BreakerRule, frozen=True, kw_only=True):
     idle_s: Seconds = field(name="idle", default=Seconds(3600))
 
 
+class Poison(Strict, frozen=True, kw_only=True):
+    """Prompts that crashed or hung `nodes` endpoints are not sent to one more until `ttl` after the last one.
+
+    The oldest of more than `max` suspects are forgotten. `off`: nothing is remembered.
+    """
+
+    mode: Mode = "enforce"
+    nodes: Annotated[int, Meta(ge=1, le=10)] = 2
+    ttl_s: Seconds = field(name="ttl", default=Seconds(300))
+    max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+
+
 class RequestBreaker(BreakerRule, frozen=True, kw_only=True):
     """One breaker per kind of request; `key` is `route` (method and path) or `header:<name>`."""
 
@@ -186,6 +198,7 @@ class RequestBreaker(BreakerRule, frozen=True, kw_only=True):
     key: Annotated[
         str, Meta(max_length=135, pattern=f"^(route|header:{TOKEN}+)$", description='"route" or "header:<name>"')
     ] = "route"
+    poison: Poison = Poison()
 
 
 class Breakers(Strict, frozen=True, kw_only=True):

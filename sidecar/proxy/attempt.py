@@ -512,6 +512,11 @@ class Attempt:
         return self._closed_whole
 
     @property
+    def restarted(self) -> bool:
+        """Whether it was sent anew to the same node: a connection that was used before broke at once, as if stale."""
+        return self._restarted
+
+    @property
     def is_stream(self) -> bool:
         """Whether the answer is an event stream that was read as one."""
         return self.reader is not None

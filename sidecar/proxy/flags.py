@@ -25,6 +25,7 @@ _BY_REASON = MappingProxyType(
         Reason.BREAKER_OPEN: "UO",
         Reason.SESSION_OPEN: "UO",
         Reason.REQUEST_OPEN: "UO",
+        Reason.POISONED_REQUEST: "UO",
         Reason.NO_ENDPOINT: "UH",
         Reason.OVERLOADED: "RL",
         Reason.UNKNOWN_MODEL: "NR",

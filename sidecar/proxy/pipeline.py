@@ -15,10 +15,11 @@ from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import Breaker, Denied, Permit, Transition
 from sidecar.core.fleet import Fleet, ServiceState, Session
 from sidecar.core.identify import NOBODY
+from sidecar.core.poison import Suspects
 from sidecar.core.split import pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey
-from sidecar.kernel.outcome import DOCTRINE, Ending, Result
+from sidecar.kernel.outcome import DEADLY, DOCTRINE, Ending, Result
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.flags import flag_of
@@ -28,6 +29,7 @@ from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Timers, Watchdog
 from sidecar.wire.call import API_BY_PATH, Call, read_call
 from sidecar.wire.headers import is_safe_id
+from sidecar.wire.prompt import prompt_of
 from sidecar.wire.refusal import error_event
 
 _STILL_DEAF: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.OVERLOADED, Ending.OVERLOADED_IN_BAND})
@@ -104,9 +106,12 @@ class Exchange:
         "_cut_reason",
         "_deaf",
         "_home",
+        "_kept",
         "_lent",
+        "_mark",
         "_node_failing",
         "_pipeline",
+        "_prompt_bytes",
         "_reason",
         "_request",
         "_request_breaker",
@@ -146,6 +151,9 @@ class Exchange:
         self._cut_reason: Reason | None = None
         self._lent: Choice | None = None
         self._node_failing = False
+        self._kept = b""
+        self._mark = b""
+        self._prompt_bytes = 0
         self._status = 0
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
@@ -204,7 +212,12 @@ class Exchange:
             self._refuse(Reason.TOO_LARGE, f"the body exceeds {limit} bytes (limits.body_bytes)")
             return True
         self._who = who = fleet.identifier.identify(request.headers, self._call.user)
-        # admit: the kind of request, and the session
+        # admit: the prompt, the kind of request, and the session
+        suspects = service.suspects
+        if len(request.body) <= suspects.kept_bytes:
+            self._kept = request.body
+        if suspects.armed and self._poisoned(suspects, now):
+            return True
         fallback = self._fallback_of(service)
         admitted = True
         key = _request_key(service.request_key, request)
@@ -275,6 +288,9 @@ class Exchange:
         if attempt.committed or not self._resendable(ending, now):
             self._finish(attempt, ending)
             return True
+        home = self._service
+        if home is not None and home.suspects.armed and self._poisoned(home.suspects, now):
+            return True
         if self._attempts >= service.attempts or not service.budget.take(now):
             if service.attempts > 1 and self._fall_back(service, now):
                 return False
@@ -342,6 +358,9 @@ class Exchange:
             service.overloaded(node, attempt.retry_after_s(pipeline.now_wall()), now)
         self._transition(node.breaker.record(choice.permit, result, now, ending))
         self._node_failing = node.breaker.failing
+        home = self._service
+        if home is not None and (home.suspects.armed or result is _FAILURE):
+            self._suspect(home.suspects, attempt, ending, now)
         reader = attempt.reader
         pipeline.recorder.attempt(
             AttemptRecord(
@@ -357,6 +376,44 @@ class Exchange:
                 reused_connection=attempt.reused_connection,
             )
         )
+
+    def _poisoned(self, suspects: Suspects, now: float) -> bool:
+        """Refuse a prompt that too many nodes died of; False if it is none of those."""
+        mark = self._mark_of(suspects, now, anew=False)
+        if not mark or not suspects.refuses(mark, now):
+            return False
+        self._refuse(Reason.POISONED_REQUEST, _SAID[Reason.POISONED_REQUEST])
+        return True
+
+    def _suspect(self, suspects: Suspects, attempt: Attempt, ending: Ending, now: float) -> None:
+        """What the end of an attempt says of its prompt."""
+        node = attempt.node
+        if attempt.call is None:
+            return
+        if ending in DEADLY or (ending is _CONNECT_FAILED and attempt.restarted):
+            # The second: it died at once, which looked like a stale connection, and nobody listens there any more.
+            mark = self._mark_of(suspects, now, anew=True)
+            if mark:
+                size, sent_at = self._prompt_bytes, attempt.sent_at
+                condemned = suspects.strike(mark, size, node.key, sent_at, node.in_flight, now)
+                if condemned is not None:
+                    self._pipeline.recorder.condemned(condemned)
+        elif ending is _COMPLETE:
+            suspects.served(node.key, attempt.sent_at, now)
+            mark = self._mark_of(suspects, now, anew=False)
+            if mark:
+                suspects.clear(mark)
+
+    def _mark_of(self, suspects: Suspects, now: float, *, anew: bool) -> bytes:
+        """The prompt's fingerprint; empty where its bytes are gone, or where it is no suspect's and not `anew`."""
+        call, body = self._call, self._request.body or self._kept
+        if self._mark or call is None or not body:
+            return self._mark
+        prompt = prompt_of(body)
+        self._prompt_bytes = len(prompt)
+        if anew or suspects.as_long(len(prompt), now):
+            self._mark = suspects.mark(call.model, prompt)
+        return self._mark
 
     def _resendable(self, ending: Ending, now: float) -> bool:
         if not DOCTRINE[ending].resend or now >= self._total_at:
@@ -449,6 +506,7 @@ class Exchange:
             self._client.cut()
         # The attempt and we know each other: without this only the garbage collector could part us.
         self._attempt = self._choice = None
+        self._kept = b""
         self._pipeline.live -= 1
         self._client.exchange_done()
 
@@ -620,6 +678,7 @@ _ROUTES: Final = {path: f"POST {path.decode()}" for path in API_BY_PATH}
 _CUT: Final = {Reason.DRAINING: Ending.ABANDONED, Reason.CLIENT_TIMEOUT: Ending.CLIENT_SLOW}
 
 _SAID: Final = {
+    Reason.POISONED_REQUEST: "engines crashed or hung on this prompt; it is not sent to one more",
     Reason.BREAKER_OPEN: "every endpoint that could serve this has an open breaker",
     Reason.OVERLOADED: "every endpoint that could serve this is at its limit",
     Reason.NO_ENDPOINT: "no endpoint can serve this",

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from sidecar.core.breaker import Transition
+from sidecar.core.poison import Condemned
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.ids import EndpointKey
@@ -149,6 +150,9 @@ class Recorder(Protocol):
     def request(self, record: RequestRecord) -> None: ...
 
     def transition(self, transition: Transition) -> None: ...
+
+    def condemned(self, prompt: Condemned) -> None:
+        """A prompt that crashed or hung too many endpoints is refused from now on, or would be."""
 
     def refused(self, reason: Reason) -> None:
         """A request that never became one: malformed, oversized or too slow heads."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from sidecar.core.breaker import Scope, State
 from sidecar.core.fleet import Fleet, Node
+from sidecar.core.poison import Suspects
 from sidecar.telemetry.series import Kind, header, label_text
 
 Source = Callable[[], float]
@@ -87,6 +88,26 @@ NODE_METRICS: tuple[tuple[str, Kind, str, Callable[[Node, float], float]], ...] 
     ),
 )
 
+POISON_METRICS: tuple[tuple[str, Kind, str, Callable[[Suspects], int]], ...] = (
+    (
+        "sidecar_poison_suspects",
+        "gauge",
+        "Prompts remembered because an endpoint crashed or hung with them on it",
+        len,
+    ),
+    (
+        "sidecar_poison_condemned_total",
+        "counter",
+        "Prompts that crashed or hung too many endpoints and were refused from then on, or would have been",
+        lambda suspects: suspects.condemnations,
+    ),
+    (
+        "sidecar_poison_shadow_refused_total",
+        "counter",
+        "Times that a request would have been refused or not sent again for its prompt, were that enforced",
+        lambda suspects: suspects.shadow_refused,
+    ),
+)
 
 COUNTED = 20
 """Breakers counted per piece: some microseconds, and a scrape renders many pieces before the loop may go on."""
@@ -120,6 +141,10 @@ class LiveGauges:
         yield header("sidecar_sessions", "Sessions remembered", "gauge")
         for name, service in services:
             yield f"sidecar_sessions{{{label_text(('service',), (name,))}}} {len(service.sessions)}\n"
+        for name, kind, text, read in POISON_METRICS:
+            yield header(name, text, kind)
+            for service, state in services:
+                yield f"{name}{{{label_text(('service',), (service,))}}} {read(state.suspects)}\n"
         yield header("sidecar_breakers_not_closed", "Breakers open or half-open", "gauge")
         for name, service in services:
             # Sessions and kinds of request are no labels, so they are counted.

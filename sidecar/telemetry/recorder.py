@@ -3,6 +3,7 @@
 from typing import Final
 
 from sidecar.core.breaker import State, Transition
+from sidecar.core.poison import Condemned
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey
 from sidecar.proxy.ports import AttemptRecord, RequestRecord
@@ -51,6 +52,17 @@ class TelemetryRecorder:
             why=transition.why,
             evidence=transition.evidence,
             generation=transition.generation,
+        )
+
+    def condemned(self, prompt: Condemned) -> None:
+        """An event: a warning, with the mark of the prompt and nothing that could be read."""
+        self._logs.event.warning(
+            "poison",
+            service=prompt.service,
+            mark=prompt.mark,
+            endpoints=list(prompt.endpoints),
+            ttl_s=prompt.ttl_s,
+            mode=prompt.mode,
         )
 
     def refused(self, reason: Reason) -> None:

@@ -11,6 +11,7 @@ PHRASES = {
     404: b"Not Found",
     408: b"Request Timeout",
     413: b"Content Too Large",
+    422: b"Unprocessable Content",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
@@ -21,6 +22,9 @@ PHRASES = {
 
 # Reasons for which a mesh should know that load, not a fault, refused the request (Envoy sets it when it sheds).
 OVERLOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.BREAKER_OPEN, Reason.REQUEST_OPEN})
+
+# Reasons for which the same request will be refused again: client libraries (OpenAI's) obey the header that says so.
+FINAL_REASONS = frozenset({Reason.POISONED_REQUEST})
 
 _encode = msgspec.json.Encoder().encode
 
@@ -68,6 +72,8 @@ def refusal_answer(refusal: Refusal, request_id: bytes, extra: bytes, close: boo
         lines.append(b"retry-after: %d\r\n" % max(1, math.ceil(refusal.retry_after_s)))
     if refusal.reason in OVERLOAD_REASONS:
         lines.append(b"x-envoy-overloaded: true\r\n")
+    if refusal.reason in FINAL_REASONS:
+        lines.append(b"x-should-retry: false\r\n")
     if close:
         lines.append(b"connection: close\r\n")
     lines.append(b"\r\n")

@@ -36,6 +36,16 @@ class CallBody(msgspec.Struct, frozen=True, gc=False):
     metadata: msgspec.Raw = msgspec.Raw()
 
 
+class PromptBody(msgspec.Struct, frozen=True, gc=False):
+    """What the model is to read, of a request of any API."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+
+
 class AnswerChoice(msgspec.Struct, frozen=True, gc=False):
     """A choice of a whole answer."""
 
@@ -162,6 +172,7 @@ class OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"
 
 
 decode_call = msgspec.json.Decoder(CallBody).decode
+decode_prompt = msgspec.json.Decoder(PromptBody).decode
 decode_metadata = msgspec.json.Decoder(Metadata).decode
 decode_answer = msgspec.json.Decoder(AnswerBody).decode
 decode_chunk = msgspec.json.Decoder(Chunk).decode

@@ -7,6 +7,7 @@ import msgspec
 from sidecar.admin.facts import Facts, Phase
 from sidecar.core.breaker import Breaker, Permit, State, Transition
 from sidecar.core.fleet import Fleet
+from sidecar.core.poison import Condemned
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.kernel.outcome import Result
@@ -44,6 +45,9 @@ class Transitions:
         raise NotImplementedError
 
     def request(self, record: RequestRecord) -> None:
+        raise NotImplementedError
+
+    def condemned(self, prompt: Condemned) -> None:
         raise NotImplementedError
 
     def refused(self, reason: Reason) -> None:

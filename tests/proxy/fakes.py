@@ -7,6 +7,7 @@ link holds back what the engine says; a cancelled connect is never heard of agai
 from collections.abc import Callable
 
 from sidecar.core.breaker import Transition
+from sidecar.core.poison import Condemned
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import Header, ResponseHead
 from sidecar.kernel.ids import EndpointKey
@@ -293,6 +294,7 @@ class FakeRecorder:
         self.attempts: list[AttemptRecord] = []
         self.requests: list[RequestRecord] = []
         self.transitions: list[Transition] = []
+        self.condemnations: list[Condemned] = []
         self.refusals: list[Reason] = []
         self.malformed: list[EndpointKey] = []
 
@@ -304,6 +306,9 @@ class FakeRecorder:
 
     def transition(self, transition: Transition) -> None:
         self.transitions.append(transition)
+
+    def condemned(self, prompt: Condemned) -> None:
+        self.condemnations.append(prompt)
 
     def refused(self, reason: Reason) -> None:
         self.refusals.append(reason)

@@ -17,6 +17,8 @@ from sidecar.proxy.flags import flag_of
         (Reason.BREAKER_OPEN, None, "UO"),
         (Reason.SESSION_OPEN, None, "UO"),
         (Reason.REQUEST_OPEN, None, "UO"),
+        (Reason.POISONED_REQUEST, None, "UO"),
+        (Reason.POISONED_REQUEST, Ending.RESET_BEFORE_HEAD, "UO"),
         (Reason.NO_ENDPOINT, None, "UH"),
         (Reason.OVERLOADED, None, "RL"),
         (Reason.UNKNOWN_MODEL, None, "NR"),

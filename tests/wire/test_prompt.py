@@ -1,0 +1,32 @@
+"""Which bytes of a body are its prompt."""
+
+import pytest
+
+from sidecar.wire.prompt import prompt_of
+
+MESSAGES = b'[{"role":"user","content":"hi, \\"you\\""}]'
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt"),
+    [
+        (b'{"model":"m","messages":%b,"temperature":0.1}' % MESSAGES, MESSAGES),
+        (b'{"stream":true, "messages": %b ,"n":2}' % MESSAGES, MESSAGES),
+        (b'{"model":"m","prompt":"hello"}', b'"hello"'),
+        (b'{"prompt":[1,2,3]}', b"[1,2,3]"),
+        (b'{"input":"text","instructions":"be brief"}', b'"text"\n"be brief"'),
+        (b'{"system":"be brief","messages":[]}', b'[]\n"be brief"'),
+        (b'{"prompt":null}', b"null"),
+        (b'{"model":"m","query":"q","documents":["d"]}', b'{"model":"m","query":"q","documents":["d"]}'),
+        (b"{}", b"{}"),
+        (b'{"messages":[NaN]}', b'{"messages":[NaN]}'),
+        (b"not JSON", b"not JSON"),
+        (b'{"messages":' + b"[" * 100_000 + b"}", b'{"messages":' + b"[" * 100_000 + b"}"),
+    ],
+)
+def test_prompt_is_what_the_model_reads_as_it_was_written(body: bytes, prompt: bytes) -> None:
+    assert prompt_of(body) == prompt
+
+
+def test_prompt_does_not_keep_its_body() -> None:
+    assert type(prompt_of(b'{"prompt":"hello"}')) is bytes
