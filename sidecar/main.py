@@ -40,6 +40,7 @@ from sidecar.upstream.pool import Pool
 from sidecar.watch import PolicyWatcher, read_policy
 
 _SWEEP_S = 0.5  # of idle engine connections: they may be this much older than their limit
+_TICK_S = 1.0  # of the detector: how often it learns what is normal
 # A request allocates little that lives, so young collections find nothing; fewer of them cost less.
 _GC_YOUNG = 50_000
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -165,7 +166,11 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             _watch_gauges(running)
             metrics.watch("log_lines_dropped", lambda: writer.dropped)
             load = LoadReader(running.fleet, pool, loop)
-            beside = [tasks.create_task(_sweep(pool, loop.time)), tasks.create_task(load.run())]
+            beside = [
+                tasks.create_task(_sweep(pool, loop.time)),
+                tasks.create_task(_tick(running)),
+                tasks.create_task(load.run()),
+            ]
             if path is not None:
                 running.watcher = PolicyWatcher(
                     path, running.store, running.apply, running.refuse, upstreams=settings.upstreams
@@ -276,6 +281,13 @@ async def _sweep(pool: Pool, now: Callable[[], float]) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
         pool.sweep(now())
+
+
+async def _tick(running: Running) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
+        for transition in running.fleet.tick(running.now()):
+            running.recorder.transition(transition)
 
 
 def _watch_gauges(running: Running) -> None:

@@ -19,7 +19,10 @@ must count for the state that admitted it.
    last `window` failed. Only a failure opens: a success that completes the minimum does not.
 5. Open waits `open` * 2^k, at most `open_max`. k grows with every failed probe, and with a trip that comes before the
    breaker has stayed closed for as long as it last waited; after that long it starts again at 0.
-6. `shadow` runs the whole machine and refuses nobody (`shadow_denied` counts whom it would have refused); `off` judges
+6. A detector (`detector`) opens it by `trip`, with evidence of its own and so many probes in a row as outweigh it. One
+   probe is lent until the first is good, then up to `MOST_PROBES` at a time: eighty one by one would take minutes.
+   `PATIENCE_S` after the first, `successes` of them are enough: where traffic is thin the rest may never come.
+7. `shadow` runs the whole machine and refuses nobody (`shadow_denied` counts whom it would have refused); `off` judges
    nothing. An operator's `open` is no evidence but an order: it refuses in every mode, passes the floor, and lets no
    probe through until `close` or `reset`.
 
@@ -40,6 +43,8 @@ from sidecar.policy.schema import BreakerRule
 
 VERDICT_WAIT_S: Final = 1.0  # what a refused client waits while all probes are out: their verdict is due soon
 MAX_DOUBLINGS: Final = 32  # 1 ms doubled 32 times is past every `open_max`; bounds the shift
+MOST_PROBES: Final = 8  # at a time, of an endpoint that must prove itself by many: a few per cent of what it can carry
+PATIENCE_S: Final = 60.0
 FEWEST_REMEMBERED: Final = 512  # changes whose node a roster knows; of a large service as many as it has endpoints
 FEW: Final = 5  # up to this many endpoints the floor rounds down: with ceil, of 2 none could open at a ratio above 0.5
 
@@ -98,9 +103,9 @@ _FAILURE: Final = Result.FAILURE
 class Transition(msgspec.Struct, frozen=True):
     """A change of state, as it is logged and shared.
 
-    `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `waited`,
-    `probe_failed`, `proved`, `operator`, `mode_off`, `floor`); `evidence` says it in words. `generation` is the new
-    one.
+    `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `fast`, `gray`,
+    `location`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `panic`); `evidence` says it in
+    words. `generation` is the new one.
     """
 
     scope: Scope
@@ -152,7 +157,7 @@ class Roster:
     while it stands, and but for those `since` names when it moved on.
     """
 
-    __slots__ = ("_stirred", "minimum", "not_closed", "size", "stirs")
+    __slots__ = ("_stirred", "minimum", "not_closed", "panic", "size", "stirs")
 
     def __init__(self) -> None:
         self.not_closed: dict[str, Breaker] = {}
@@ -160,6 +165,8 @@ class Roster:
         self._stirred: list[str] = []
         self.size = 0
         self.minimum = 0
+        self.panic = False
+        """Nobody may open: there is nowhere better to go."""
 
     def resize(self, size: int, min_closed_ratio: float) -> None:
         """Sets how many breakers there are and which share of them must stay closed; 0: none."""
@@ -188,6 +195,8 @@ class Roster:
 
     def may_open(self) -> bool:
         """Whether one more may leave the closed state."""
+        if self.panic:
+            return False
         return self.size - len(self.not_closed) - 1 >= self.minimum or self.minimum == 0
 
 
@@ -204,7 +213,10 @@ class Breaker:
         "_enforced",
         "_held",
         "_lease_s",
+        "_needed",
         "_off",
+        "_open_max_s",
+        "_open_s",
         "_permit",
         "_probe_id",
         "_probes",
@@ -215,6 +227,7 @@ class Breaker:
         "_wait_s",
         "_window",
         "by",
+        "evidence",
         "generation",
         "held_closed",
         "key",
@@ -245,6 +258,8 @@ class Breaker:
         self.generation = 0
         self.since = now
         self.why = ""
+        self.evidence = ""
+        """What the last change was concluded from; of an open breaker what opened it."""
         self.by = ""
         self.passes = True
         """Everybody gets a permit: closed, or nothing is enforced."""
@@ -264,6 +279,9 @@ class Breaker:
         self._probes: dict[int, float] = {}
         self._probe_id = 0
         self._proofs = 0
+        self._needed = 0
+        self._open_s = 0.0
+        self._open_max_s = 0.0
         self._off = False
         self._enforced = True
         self._lease_s = lease_s
@@ -310,6 +328,20 @@ class Breaker:
             return self._failed(now, why) if result is _FAILURE else None
         return self._probed(permit, result, now, why) if permit.probe else None
 
+    def trip(
+        self, why: str, evidence: str, proofs: int, open_s: float, open_max_s: float, now: float
+    ) -> Transition | None:
+        """Opens on a detector's evidence: `proofs` good probes in a row close it, after waits from `open_s` on.
+
+        None where it is not closed, judges nothing, or too few others are closed.
+        """
+        if self.state is not _CLOSED or self._off or not self._may_open():
+            return None
+        self._needed = proofs
+        self._open_s = open_s
+        self._open_max_s = open_max_s
+        return self._open(why, evidence, now)
+
     def can_probe(self, now: float) -> bool:
         """Whether `acquire` would give a probe."""
         if self.state is _CLOSED or self._held:
@@ -347,6 +379,7 @@ class Breaker:
         `open` refuses until the next order. `close` closes, and remembers how often it tripped; `reset` forgets all.
         """
         held = action == "open"
+        self._needed = 0
         if action == "reset":
             self._wait_s = 0.0
             self._doublings = 0
@@ -359,6 +392,10 @@ class Breaker:
     def close_for_floor(self, now: float) -> Transition:
         """Closes because too few are: others left, or the floor rose. The back-off is remembered."""
         return self._move(Event.ORDERED_CLOSED, now, "floor", "too few endpoints were left in use", "")
+
+    def close_in_panic(self, now: float) -> Transition:
+        """Closes because most answers of the endpoints in use fail as well: there is nowhere better to go."""
+        return self._move(Event.ORDERED_CLOSED, now, "panic", "most answers fail everywhere", "")
 
     @property
     def held_open(self) -> bool:
@@ -380,7 +417,7 @@ class Breaker:
             if self._off and not self._held:
                 transition = self._move(Event.ORDERED_CLOSED, now, "mode_off", "the policy turned this breaker off", "")
             else:
-                self._until = min(self._until, self.since + rule.open_max_s)
+                self._until = min(self._until, self.since + self._longest_s())
                 self._denied = Denied(self._until)
         self._set_passes()
         self.stir()
@@ -416,12 +453,22 @@ class Breaker:
             evidence = f"{window.marked} of {window.total} failed in {window.span_s:g} s, the last: {why}"
         else:
             return None
-        if self._roster is not None and not self._roster.may_open():
-            self.held_closed += 1
+        if not self._may_open():
             return None
+        self._needed = 0
+        self._open_s = self._open_max_s = 0.0
+        return self._open(word, evidence, now)
+
+    def _may_open(self) -> bool:
+        if self._roster is None or self._roster.may_open():
+            return True
+        self.held_closed += 1
+        return False
+
+    def _open(self, why: str, evidence: str, now: float) -> Transition:
         recovered = self._wait_s == 0.0 or now - self.since >= self._wait_s
         self._back_off(0 if recovered else self._doublings + 1, now)
-        return self._move(Event.TRIPPED, now, word, evidence, "")
+        return self._move(Event.TRIPPED, now, why, evidence, "")
 
     def _probed(self, permit: Permit, result: Result, now: float, why: str) -> Transition | None:
         lease = self._probes.pop(permit.id, None)
@@ -435,17 +482,22 @@ class Breaker:
             return self._move(Event.PROBE_FAILED, now, "probe_failed", f"a probe failed: {why}", "")
         if result is _SUCCESS:
             self._proofs += 1
-            if self._proofs >= self._rule.successes:
+            if self._proofs >= self._rule.successes and (
+                self._proofs >= self._needed or now - self.since >= PATIENCE_S
+            ):
                 return self._move(Event.PROVED, now, "proved", f"{self._proofs} probes succeeded", "")
         return None
 
     def _slot_free(self, now: float) -> bool:
         probes = self._probes
-        if len(probes) < self._rule.probes:
+        most = self._rule.probes
+        if self._proofs and self._needed > self._rule.successes:
+            most = max(most, min(MOST_PROBES, self._needed - self._proofs))
+        if len(probes) < most:
             return True
         for lost in [number for number, lease in probes.items() if lease <= now]:
             del probes[lost]
-        return len(probes) < self._rule.probes
+        return len(probes) < most
 
     def _shadowed(self) -> Permit:
         self.shadow_denied += 1
@@ -453,9 +505,13 @@ class Breaker:
 
     def _back_off(self, doublings: int, now: float) -> None:
         self._doublings = min(doublings, MAX_DOUBLINGS)
-        self._wait_s = min(float(self._rule.open_max_s), self._rule.open_s * float(1 << self._doublings))
+        open_s = self._open_s or float(self._rule.open_s)
+        self._wait_s = min(self._longest_s(), open_s * float(1 << self._doublings))
         self._until = now + self._wait_s
         self._denied = Denied(self._until)
+
+    def _longest_s(self) -> float:
+        return self._open_max_s or float(self._rule.open_max_s)
 
     def _set_passes(self) -> None:
         self.passes = self.state is _CLOSED or not (self._enforced or self._held)
@@ -467,6 +523,8 @@ class Breaker:
         self.since = now
         self.why = why
         self.by = by
+        if new is not _HALF_OPEN and event is not Event.PROBE_FAILED:
+            self.evidence = evidence
         self._permit = Permit(self.generation)
         self._probes.clear()
         self._proofs = 0

@@ -20,6 +20,7 @@ import msgspec
 
 from sidecar.core.breaker import FRESH, Action, Breaker, Denied, Permit, Roster, Scope, State, Transition
 from sidecar.core.budget import RetryBudget
+from sidecar.core.detector import Detection, Detector
 from sidecar.core.identify import Identifier
 from sidecar.core.models import ModelTable
 from sidecar.core.models import matches as matches
@@ -29,7 +30,7 @@ from sidecar.core.pool import Pool as Pool
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
-from sidecar.policy.schema import Deadlines, Identity, Service, Snapshot
+from sidecar.policy.schema import Adaptive, Deadlines, Identity, NodeBreaker, Service, Snapshot
 
 MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold anything
 MAX_MODELS: Final = 1024  # model names remembered as belonging to a service; clients make names up
@@ -101,6 +102,8 @@ class ServiceState:
         "attempts",
         "body_bytes",
         "budget",
+        "copies",
+        "detection",
         "fallback",
         "local_first",
         "name",
@@ -128,6 +131,8 @@ class ServiceState:
         self.request_breakers: OrderedDict[str, Breaker] = OrderedDict()
         self.budget = RetryBudget(policy.retry.budget_ratio, policy.retry.budget_min, policy.retry.window_s, now)
         self.suspects = Suspects(policy.name, policy.breakers.request.poison, poison_key)
+        self.detection: Detection | None = None
+        """The detector; None where the policy has the fixed rules alone."""
         self._session_breakers: dict[SessionId, Breaker] = {}
         self._pools: dict[tuple[str, VersionName | None], Pool] = {}
         self._read(policy)
@@ -152,6 +157,8 @@ class ServiceState:
         lease_s = self.lease_s
         same = breakers == before.breakers and lease_s == lease_before_s
         moved: list[Transition | None] = []
+        self._detect(breakers.node, now)
+        detection = self.detection
         nodes: dict[EndpointKey, Node] = {}
         for endpoint in policy.endpoints:
             key = endpoint_key(endpoint.url)
@@ -163,11 +170,18 @@ class ServiceState:
                 node.use(endpoint)
                 if not same:
                     moved.append(node.breaker.use_rule(breakers.node, now, lease_s=lease_s))
+            if detection is None:
+                node.detector = None
+            elif node.detector is None or node.detector.version != node.version:
+                node.detector = Detector(node.breaker, node.version)
             nodes[key] = node
         for gone in self.nodes.values():
             gone.draining = True
             gone.breaker.forget()
         self.nodes = nodes
+        if detection is not None:
+            detection.size = len(nodes)
+            detection.keep([node.detector for node in nodes.values() if node.detector is not None])
         self.roster.resize(len(nodes), breakers.node.min_closed_ratio)
         moved.extend(self._restore_floor(now))
         if not same:
@@ -175,6 +189,33 @@ class ServiceState:
             moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
         self._trim_sessions(now, len(self.sessions))
         return [transition for transition in moved if transition is not None]
+
+    def tick(self, now: float) -> list[Transition]:
+        """Once a second: what the detector learns. Returns the breakers that a panic closes."""
+        detection = self.detection
+        if detection is None:
+            return []
+        for detector in detection.active:
+            node = self.nodes.get(EndpointKey(detector.breaker.key))
+            detector.in_flight = node.in_flight if node is not None else 0
+        began = detection.tick(now)
+        self.roster.panic = detection.panic
+        if not began:
+            return []
+        return [
+            breaker.close_in_panic(now) for breaker in list(self.roster.not_closed.values()) if not breaker.held_open
+        ]
+
+    def _detect(self, rule: NodeBreaker, now: float) -> None:
+        numbers = adaptive(rule)
+        self.copies = numbers is not None and numbers.probe == "copy"
+        if numbers is None:
+            self.detection = None
+            self.roster.panic = False
+        elif self.detection is None:
+            self.detection = Detection(numbers, now)
+        else:
+            self.detection.use(numbers)
 
     def _read(self, policy: Service) -> None:
         """What every request reads, as plain attributes: read from the policy once per policy."""
@@ -350,6 +391,13 @@ class Fleet:
         self.identifier = Identifier(snapshot.identity)
         return moved
 
+    def tick(self, now: float) -> list[Transition]:
+        """To be called once a second: learning, and what else time does beside the requests' path."""
+        moved: list[Transition] = []
+        for service in self.services.values():
+            moved.extend(service.tick(now))
+        return moved
+
     def service_for(self, model: str) -> ServiceState | None:
         """The service of a model: an exact name first, else the first glob in the policy's order; None: unknown.
 
@@ -384,3 +432,10 @@ class Fleet:
             return None
         forced = [breaker.force(action, now, by) for breaker in found]
         return [transition for transition in forced if transition is not None]
+
+
+def adaptive(rule: NodeBreaker) -> Adaptive | None:
+    """The detector's numbers; None where it is off."""
+    if rule.mode == "off" or rule.adaptive is False:
+        return None
+    return Adaptive() if rule.adaptive is True else rule.adaptive

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from sidecar.core.breaker import Breaker, Roster
+from sidecar.core.detector import Detector
 from sidecar.core.models import matches
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName, VersionName
@@ -47,7 +48,8 @@ class Unavailable(msgspec.Struct, frozen=True):
 class Node:
     """One endpoint of one service. `reply_lines` are the header lines that name it on an answer.
 
-    `in_flight` is ours (whoever forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
+    `detector` watches what its attempts tell; None where the fixed rules alone judge. `in_flight` is ours (whoever
+    forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
     what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
     """
 
@@ -57,6 +59,7 @@ class Node:
         "_overload_until",
         "_pools",
         "breaker",
+        "detector",
         "endpoint",
         "healthy",
         "in_flight",
@@ -78,6 +81,7 @@ class Node:
         self.key = key
         self.service = service
         self.breaker = breaker
+        self.detector: Detector | None = None
         self.use(endpoint)
         self.in_flight = 0
         self.waiting = 0

@@ -16,9 +16,11 @@ watchdog for all attempts looks at them when they were due.
 
 from collections.abc import Callable
 from enum import Enum
+from math import inf
 from typing import Final, Protocol
 
 from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, ending_of_stream, retry_after_s
+from sidecar.core.detector import Expectation
 from sidecar.core.fleet import Node, Times
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending
@@ -94,6 +96,9 @@ class Owner(Protocol):
     def attempt_accepted(self, attempt: "Attempt") -> None:
         """The engine took the request: its answer is being committed."""
 
+    def attempt_late(self, attempt: "Attempt") -> None:
+        """No token came in the time that was expected; it goes on all the same, unless it is stopped."""
+
     def attempt_done(self, attempt: "Attempt") -> None:
         """`attempt.ending` is set, its link is given back."""
 
@@ -102,7 +107,8 @@ class Attempt:
     """One attempt; a `Sink` for its link. `ending` is set once, when it is done.
 
     Times are the loop's seconds. `first_token_at` and `last_token_at` are 0 while no token came; `max_gap_s` is the
-    longest wait between two token-bearing reads. `bytes_out` counts body bytes sent to the client.
+    longest wait between two token-bearing reads. `bytes_out` counts body bytes sent to the client. `expectation` is to
+    be set before `start`, where there is one.
     """
 
     __slots__ = (
@@ -117,8 +123,8 @@ class Attempt:
         "_erred",
         "_held",
         "_held_size",
+        "_late_at",
         "_link",
-        "_owner",
         "_paused",
         "_pieces",
         "_request",
@@ -136,12 +142,14 @@ class Attempt:
         "committed",
         "detail",
         "ending",
+        "expectation",
         "finish_reason",
         "first_token_at",
         "head",
         "last_token_at",
         "max_gap_s",
         "node",
+        "owner",
         "phase",
         "reader",
         "reused_connection",
@@ -163,7 +171,7 @@ class Attempt:
         times: Times,
         total_at: float,
     ) -> None:
-        self._owner = owner
+        self.owner = owner
         self._request = request
         self.call = call
         self._client = client
@@ -173,6 +181,8 @@ class Attempt:
         self._watchdog = watchdog
         self._times = times
         self._total_at = total_at
+        self._late_at = inf
+        self.expectation: Expectation | None = None
         self._engine_head = b""
         self._link: Link | None = None
         self._held: list[bytes] = []
@@ -276,6 +286,8 @@ class Attempt:
         self.reused_connection = link.used
         now = self._clock()
         self.sent_at = now
+        if self.expectation is not None:
+            self._late_at = now + self.expectation.late_s
         body = held_body(request) if request.held else b""
         if self._paused:
             link.pause()
@@ -379,8 +391,8 @@ class Attempt:
         self._move(_TUNNEL)
         self.committed = True
         self._unwatch()
-        self._owner.attempt_accepted(self)
-        self._client.start_tunnel(head, self._owner.reply_lines(self), data)
+        self.owner.attempt_accepted(self)
+        self._client.start_tunnel(head, self.owner.reply_lines(self), data)
 
     def on_tunnel_data(self, data: bytes) -> None:
         self.bytes_out += len(data)
@@ -428,6 +440,9 @@ class Attempt:
         else:
             self.first_token_at = now
         self.last_token_at = now
+        if self.expectation is not None:
+            reader = self.reader
+            self._late_at = now + self.expectation.late_gap_s if reader is None or not reader.tool_call else inf
         self._await_more(now)
 
     def _flow(self) -> None:
@@ -441,12 +456,12 @@ class Attempt:
         assert head is not None
         self.committed = True
         self._request.body = b""
-        self._owner.attempt_accepted(self)
+        self.owner.attempt_accepted(self)
         held = self._held
         body = held[0] if len(held) == 1 else b"".join(held)
         self._held = []
         self.bytes_out += len(body)
-        self._client.send_head(head, self._owner.reply_lines(self), body)
+        self._client.send_head(head, self.owner.reply_lines(self), body)
 
     def _judge(self) -> Ending:
         """What a whole answer came to."""
@@ -549,6 +564,8 @@ class Attempt:
             ending = _TOTAL_TIMEOUT
         self._due = due
         self._due_ending = ending
+        if self._late_at < due:
+            due = self._late_at
         if not self._slot:
             self._watched_at = due
             self._slot = self._watchdog.add(self, due)
@@ -562,6 +579,15 @@ class Attempt:
         self._slot = 0
         if self.phase is _DONE:
             return  # ended while this round of looks was under way
+        if now >= self._late_at:
+            self._late_at = inf
+            reader = self.reader
+            said_all = reader is not None and (reader.terminal or reader.error is not None)
+            good = self.head is None or self.head.status == 200
+            if good and not said_all and not self._paused:
+                self.owner.attempt_late(self)
+                if self.ending is not None:
+                    return
         if now < self._due:
             self._watch(self._due, self._due_ending)
         elif self._paused and self._due < self._total_at:
@@ -597,4 +623,4 @@ class Attempt:
             self.usage = self.reader.usage
             self.finish_reason = self.reader.finish_reason
         self.ending = ending
-        self._owner.attempt_done(self)
+        self.owner.attempt_done(self)

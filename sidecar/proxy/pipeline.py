@@ -11,20 +11,22 @@ Bytes do not pass through here: an attempt hands them from the engine's connecti
 from collections.abc import Callable
 from typing import Final
 
+from sidecar.core import evidence
 from sidecar.core.balance import Choice, Unavailable, bind, pick
-from sidecar.core.breaker import Breaker, Denied, Permit, Transition
+from sidecar.core.breaker import OUTSIDER, Breaker, Denied, Permit, Transition
 from sidecar.core.fleet import Fleet, ServiceState, Session
 from sidecar.core.identify import NOBODY
 from sidecar.core.poison import Suspects
 from sidecar.core.split import pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
-from sidecar.kernel.ids import EndpointKey
+from sidecar.kernel.ids import EndpointKey, VersionName
 from sidecar.kernel.outcome import DEADLY, DOCTRINE, Ending, Result
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.flags import flag_of
 from sidecar.proxy.forwarded import engine_head
 from sidecar.proxy.ports import AttemptRecord, Client, Connector, Recorder, RequestRecord
+from sidecar.proxy.probe import Probe, may_copy
 from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Timers, Watchdog
 from sidecar.wire.call import API_BY_PATH, Call, read_call
@@ -272,6 +274,8 @@ class Exchange:
                 if isinstance(choice, Unavailable):
                     self._give_up(choice, now)
                     return True
+            if choice.permit.probe and service.copies and call is not None and may_copy(self._request, call):
+                choice = self._spare(service, session, version, choice, call, now)
             attempt = self._try(service, choice)
             if attempt.ending is None:
                 self._waiting = True
@@ -301,6 +305,34 @@ class Exchange:
         if ending in _STILL_DEAF:
             self._deaf.append(key)
         return False
+
+    def _spare(
+        self,
+        service: ServiceState,
+        session: Session | None,
+        version: VersionName | None,
+        probe: Choice,
+        call: Call,
+        now: float,
+    ) -> Choice:
+        """Probe with a copy, and serve by another node; the probe itself where there is no other."""
+        pipeline, request = self._pipeline, self._request
+        other = pick(service, session, version, call.model, self._tried, now, pipeline.fleet.chance, may_probe=False)
+        if isinstance(other, Unavailable) or other.permit.probe or other.permit is OUTSIDER:
+            return probe
+        copy = Probe(
+            service,
+            probe,
+            request,
+            call,
+            pipeline.connector,
+            pipeline.recorder,
+            pipeline.watchdog,
+            pipeline.clock,
+            pipeline.now_wall,
+        )
+        copy.start(self._request_id, self._client.peer, self._client.scheme, request)
+        return other
 
     def _turn_to(self, service: ServiceState, now: float) -> None:
         self._serving = service
@@ -341,6 +373,11 @@ class Exchange:
             service.times,
             self._total_at,
         )
+        call = self._call
+        if call is not None:
+            attempt.expectation = evidence.expect(
+                service, node, choice.permit, call.model if call.stream else "", request.body_size, self._who.session
+            )
         attempt.start(engine_head(request, self._request_id, self._client.peer, self._client.scheme, node.key))
         return attempt
 
@@ -356,7 +393,9 @@ class Exchange:
             result = _IGNORED
         if result is _OVERLOADED:
             service.overloaded(node, attempt.retry_after_s(pipeline.now_wall()), now)
-        self._transition(node.breaker.record(choice.permit, result, now, ending))
+        self._transition(
+            evidence.ended(service, node, choice.permit, attempt.expectation, ending, result, attempt.max_gap_s, now)
+        )
         self._node_failing = node.breaker.failing
         home = self._service
         if home is not None and (home.suspects.armed or result is _FAILURE):
@@ -592,6 +631,19 @@ class Exchange:
         good = attempt.ending in (None, _COMPLETE) and head is not None and head.status < 400
         if self._home and session is not None and choice is not None and good:
             bind(session, choice, self._pipeline.clock())
+        expectation, service = attempt.expectation, self._serving
+        if expectation is not None and service is not None and attempt.first_token_at:
+            first_at = attempt.first_token_at
+            self._transition(
+                evidence.first_token(service, attempt.node, expectation, first_at - attempt.sent_at, first_at)
+            )
+
+    def attempt_late(self, attempt: Attempt) -> None:
+        """No token came in the time that was expected: that counts now, not when its deadline ends it."""
+        expectation, service = attempt.expectation, self._serving
+        if expectation is not None and service is not None:
+            silent = attempt.first_token_at > 0.0
+            self._transition(evidence.late(service, attempt.node, expectation, silent, self._pipeline.clock()))
 
     def reply_lines(self, attempt: Attempt) -> bytes:
         """Our header lines on an engine's answer."""

@@ -67,6 +67,16 @@ class Request:
         self.forwarded_for = b""
         self.forwarded_proto = b""
 
+    def copy(self) -> "Request":
+        """Another one that asks for the same; its body is held. For sending it twice."""
+        twin = Request()
+        twin.method, twin.target, twin.path = self.method, self.target, self.path
+        twin.headers, twin.lines, twin.named = self.headers, self.lines, self.named
+        twin.api, twin.held, twin.body, twin.body_size = self.api, self.held, self.body, self.body_size
+        twin.content_length, twin.chunked, twin.complete = self.content_length, self.chunked, self.complete
+        twin.trailers, twin.host = self.trailers, self.host
+        return twin
+
     @property
     def has_body(self) -> bool:
         """Whether a body is announced; an announced length of 0 is none."""

@@ -25,6 +25,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.accepted = 0
+        self.late = 0
         self.done = 0
 
     def reply_lines(self, attempt: Attempt) -> bytes:
@@ -32,6 +33,9 @@ class Owner:
 
     def attempt_accepted(self, attempt: Attempt) -> None:
         self.accepted += 1
+
+    def attempt_late(self, attempt: Attempt) -> None:
+        self.late += 1
 
     def attempt_done(self, attempt: Attempt) -> None:
         self.done += 1

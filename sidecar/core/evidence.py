@@ -1,0 +1,84 @@
+"""What an attempt tells of its endpoint, from its start to its end: detector and breaker in one place.
+
+Whoever forwards calls `expect` before, then `first_token`, `late` and `ended` as they happen, and hands the transitions
+on. `ended` gives the permit back and must come once for every permit; the others may never come.
+"""
+
+from sidecar.core.breaker import Permit, Transition
+from sidecar.core.detector import LATE, SILENT, Detection, Expectation, Trip
+from sidecar.core.fleet import ServiceState
+from sidecar.core.pool import Node
+from sidecar.kernel.ids import SessionId
+from sidecar.kernel.outcome import DOCTRINE, Ending, Result
+
+_FAILURE = Result.FAILURE
+_SUCCESS = Result.SUCCESS
+
+
+def expect(
+    service: ServiceState, node: Node, permit: Permit, model: str, size_bytes: int, session: SessionId | None
+) -> Expectation | None:
+    """What an attempt on `node` should take; None where the fixed rules alone judge.
+
+    `model` "": an answer without a first token to time. `size_bytes` of the body stands for the prompt's length.
+    """
+    detection, detector = service.detection, node.detector
+    if detection is None or detector is None:
+        return None
+    return detection.expect(detector, permit, model, size_bytes, node.in_flight, session)
+
+
+def first_token(
+    service: ServiceState, node: Node, expectation: Expectation, took_s: float, now: float
+) -> Transition | None:
+    """The first token came, `took_s` after the request was sent."""
+    detection = service.detection
+    if detection is None:
+        return None
+    trip = detection.first_token(expectation, took_s, now)
+    return None if trip is None else _trip(detection, node, trip, now)
+
+
+def late(service: ServiceState, node: Node, expectation: Expectation, silent: bool, now: float) -> Transition | None:
+    """No token came in time: no first one, or (`silent`) no next one."""
+    detection = service.detection
+    if detection is None:
+        return None
+    permit = expectation.permit
+    if permit.probe:
+        expectation.bad = True
+        return node.breaker.record(permit, _FAILURE, now, SILENT if silent else LATE)
+    trip = detection.late(expectation, SILENT if silent else LATE, now)
+    return None if trip is None else _trip(detection, node, trip, now)
+
+
+def ended(
+    service: ServiceState,
+    node: Node,
+    permit: Permit,
+    expectation: Expectation | None,
+    ending: Ending,
+    result: Result,
+    max_gap_s: float,
+    now: float,
+) -> Transition | None:
+    """The attempt ended, with this result for its endpoint: gives the permit back."""
+    detection = service.detection
+    if detection is None or expectation is None:
+        return node.breaker.record(permit, result, now, ending)
+    if permit.probe:
+        proved = detection.verdict(expectation, result)
+        return node.breaker.record(permit, proved, now, ending if proved is result else LATE)
+    moved = node.breaker.record(permit, result, now, ending)
+    if moved is not None or (result is not _SUCCESS and result is not _FAILURE):
+        return moved
+    failed = result is _FAILURE
+    if not failed and max_gap_s > 0.0 and expectation.line is not None:
+        expectation.line.gap(max_gap_s)
+    trip = detection.ended(expectation, failed, DOCTRINE[ending].session is _FAILURE, now)
+    return None if trip is None else _trip(detection, node, trip, now)
+
+
+def _trip(detection: Detection, node: Node, trip: Trip, now: float) -> Transition | None:
+    rule = detection.rule
+    return node.breaker.trip(trip.why, trip.evidence, trip.proofs, float(rule.open_s), float(rule.open_max_s), now)
