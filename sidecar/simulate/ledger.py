@@ -151,6 +151,11 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
         return _ratio(self.within_slo, self.owed)
 
     @property
+    def goodput_of_all(self) -> float | None:
+        """Requests served within the SLO, of all; what is poisoned fails whatever is done."""
+        return _ratio(self.within_slo, self.requests)
+
+    @property
     def detect_median_s(self) -> float | None:
         """From a fault's begin to the first trip."""
         seconds = self.all_kinds.detect_s

@@ -24,9 +24,12 @@ class Method(Protocol):
 
 
 class Context:
-    """What a method is given. `pods` are the engines' keys by index; `peers` fills with every sidecar's method."""
+    """What a method is given.
 
-    __slots__ = ("clock", "ledger", "peers", "pods", "seed", "sidecar", "world")
+    `pods` are the engines' keys by index, `number` is this sidecar's, `peers` fills with every sidecar's method.
+    """
+
+    __slots__ = ("clock", "ledger", "number", "peers", "pods", "seed", "world")
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Context:
         ledger: Ledger,
         pods: Sequence[EndpointKey],
         seed: int,
-        sidecar: int,
+        number: int,
         peers: list[Method],
     ) -> None:
         self.clock = clock
@@ -43,7 +46,7 @@ class Context:
         self.ledger = ledger
         self.pods = tuple(pods)
         self.seed = seed
-        self.sidecar = sidecar
+        self.number = number
         self.peers = peers
 
 

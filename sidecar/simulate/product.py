@@ -67,8 +67,8 @@ class Link:
         """Connects, at once; where nobody listens the refusal follows."""
         product, client, sink = self._product, self._client, self.sink
         arrival = client.arrival
-        self._flight = flight = product.context.world.send(pod, arrival, client.attempts, self)
         client.attempts += 1
+        self._flight = flight = product.context.world.send(pod, arrival, client.attempts, self)
         product.context.ledger.touched(arrival, flight)
         if not flight.refused and sink is not None:
             sink.on_connected(self)
@@ -249,7 +249,7 @@ class Notes:
                     transition.at,
                     transition.why,
                     transition.evidence,
-                    self._context.sidecar,
+                    self._context.number,
                 )
         elif transition.new is State.OPEN and transition.old is State.CLOSED:
             self._ledger.tripped(transition.scope.value)
@@ -298,7 +298,7 @@ class Product:
         self._model = model_of(served)
         self._keys = context.pods
         indexes: dict[str, int] = {key: index for index, key in enumerate(context.pods)}
-        rng = Random(f"product:{context.seed}:{context.sidecar}")
+        rng = Random(f"product:{context.seed}:{context.number}")
         fleet = Fleet(rng.random)
         clock = context.clock
         fleet.apply(snapshot, clock.now)

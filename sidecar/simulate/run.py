@@ -6,24 +6,26 @@ from typing import Final
 
 from sidecar.kernel.ids import EndpointKey
 from sidecar.simulate.clock import VirtualClock
-from sidecar.simulate.fault import COLD_S, RELOAD_S, Fault, Kind
+from sidecar.simulate.fault import Fault
 from sidecar.simulate.ledger import Ledger, Measures
 from sidecar.simulate.method import Context, Factory, Method, keys_of
 from sidecar.simulate.profile import CHAT, Profile
-from sidecar.simulate.workload import TENANT_SHARE, Arrival, Modifier, rng_of, synthetic
+from sidecar.simulate.workload import Arrival, Modifier, rng_of, synthetic
 from sidecar.simulate.world import World
 
 WARMUP_S: Final = 120.0
 SECONDS: Final = 600.0
 DRAIN_S: Final = 60.0  # the last requests end: deadlines are 10 and 15 s, and each may be tried again
-ZONES: Final = 3
 
-Draw = Callable[[Random, int, float], list[Fault]]
-Bend = Callable[[Random, float], list[Modifier]]
+Draw = Callable[[Random, int], list[Fault]]
+Bend = Callable[[Random], list[Modifier]]
 
 
 class Scenario:
-    """What happens. `faults` and `modifiers` draw from the seed's numbers; the float is when measuring begins."""
+    """What happens: `faults` (chance, number of engines) and `modifiers` (chance) draw it; times are the clock's.
+
+    Measured are `seconds` after the warm-up, so nothing should be wrong before `WARMUP_S`.
+    """
 
     __slots__ = ("faults", "modifiers", "name", "seconds")
 
@@ -52,8 +54,8 @@ def simulate(
 ) -> Measures:
     """Runs one scenario on `pods` engines, each with `rate` requests a second at the mean, seen by all `sidecars`."""
     rng = rng_of(seed, scenario.name)
-    faults = scenario.faults(rng, pods, warmup_s) if scenario.faults is not None else []
-    modifiers = scenario.modifiers(rng, warmup_s) if scenario.modifiers is not None else []
+    faults = scenario.faults(rng, pods) if scenario.faults is not None else []
+    modifiers = scenario.modifiers(rng) if scenario.modifiers is not None else []
     end = warmup_s + scenario.seconds
     arrivals = synthetic(profile, rate, pods, end, seed, modifiers, sidecars=sidecars)
     clock = VirtualClock()
@@ -106,71 +108,3 @@ def _tick_at(clock: VirtualClock, method: Method, when: float, end: float) -> No
 def _tick(clock: VirtualClock, method: Method, when: float, end: float) -> None:
     method.tick(when)
     _tick_at(clock, method, when + 1.0, end)
-
-
-# The thirteen scenarios of the experiment, and a reload. Four of them are no faults.
-
-
-def _span(rng: Random, begin: float) -> tuple[float, float]:
-    start = begin + rng.uniform(60.0, 150.0)
-    return start, start + rng.uniform(150.0, 210.0)
-
-
-def _on_one(kind: Kind, strength: tuple[float, float], share: tuple[float, float] = (1.0, 1.0)) -> Draw:
-    def draw(rng: Random, pods: int, begin: float) -> list[Fault]:
-        start, end = _span(rng, begin)
-        if kind is Kind.COLD:
-            end = start + COLD_S
-        elif kind is Kind.RELOAD:
-            end = start + RELOAD_S
-        return [Fault(kind, (rng.randrange(pods),), start, end, rng.uniform(*strength), rng.uniform(*share))]
-
-    return draw
-
-
-def _zone(rng: Random, pods: int, begin: float) -> list[Fault]:
-    zone = rng.randrange(min(ZONES, pods))
-    hit = tuple(index for index in range(pods) if index % ZONES == zone)
-    return [Fault(Kind.ZONE, hit, *_span(rng, begin), rng.uniform(0.85, 1.5))]
-
-
-def _multi(rng: Random, pods: int, begin: float) -> list[Fault]:
-    hit = tuple(sorted(rng.sample(range(pods), max(1, round(pods * 5 / 9)))))
-    return [Fault(Kind.MULTI, hit, *_span(rng, begin), 1.0, 0.8)]
-
-
-def _outage(rng: Random, pods: int, begin: float) -> list[Fault]:
-    start, _ = _span(rng, begin)
-    return [Fault(Kind.OUTAGE, tuple(range(pods)), start, start + 45.0)]
-
-
-def _bent(kind: str, least: float, most: float) -> Bend:
-    def bend(rng: Random, begin: float) -> list[Modifier]:
-        start, end = _span(rng, begin)
-        strength = rng.uniform(least, most)
-        return [Modifier("surge" if kind == "surge" else "mix", start, end, strength)]
-
-    return bend
-
-
-def _tenant(rng: Random, begin: float) -> list[Modifier]:
-    return [Modifier("tenant", *_span(rng, begin), TENANT_SHARE)]
-
-
-SCENARIOS: Final = (
-    Scenario("healthy"),
-    Scenario("surge", modifiers=_bent("surge", 2.0, 2.6)),
-    Scenario("mix", modifiers=_bent("mix", 3.0, 5.0)),
-    Scenario("tenant", modifiers=_tenant),
-    Scenario("step", _on_one(Kind.STEP, (3.0, 10.0))),
-    Scenario("ramp", _on_one(Kind.RAMP, (4.0, 10.0))),
-    Scenario("errors", _on_one(Kind.ERRORS, (1.0, 1.0), (0.3, 1.0))),
-    Scenario("stall", _on_one(Kind.STALL, (1.0, 1.0), (0.2, 0.6))),
-    Scenario("gray", _on_one(Kind.GRAY, (1.0, 1.0), (0.03, 0.08))),
-    Scenario("cold", _on_one(Kind.COLD, (8.0, 15.0))),
-    Scenario("zone", _zone),
-    Scenario("multi", _multi),
-    Scenario("outage", _outage),
-)
-RELOAD: Final = Scenario("reload", _on_one(Kind.RELOAD, (8.0, 15.0)))
-BY_NAME: Final = {scenario.name: scenario for scenario in (*SCENARIOS, RELOAD)}

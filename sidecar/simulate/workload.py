@@ -17,7 +17,6 @@ from sidecar.simulate.profile import Profile
 DAY_S: Final = 600.0
 SWING: Final = 0.4  # how far the rate goes up and down over a day
 USERS_PER_POD: Final = 100
-TENANT_SHARE: Final = 0.04
 TENANT: Final = "tenant"
 MOST_STRAGGLING: Final = 100.0  # a Pareto has no end, a request has its deadline
 _ATTEMPTS: Final = 1 << 8

@@ -255,9 +255,9 @@ class World:
                 clock.at(fault.until, self.pods[index].active.remove, fault)
 
     def send(self, pod_index: int, arrival: Arrival, attempt: int, sink: Sink) -> Flight:
-        """Sends an attempt (0: the first) to an engine."""
+        """Sends an attempt (1: the first) to an engine."""
         clock, pod = self.clock, self.pods[pod_index]
-        luck = arrival if attempt == 0 else luck_of(self.seed, arrival.id, attempt, self.profile)
+        luck = arrival if attempt <= 1 else luck_of(self.seed, arrival.id, attempt, self.profile)
         flight = Flight(self, pod, arrival, attempt, luck, sink)
         pod.in_flight += 1
         if pod.active:
