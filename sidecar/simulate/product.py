@@ -19,8 +19,10 @@ from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
 from sidecar.policy.schema import Endpoint, Service, Snapshot
 from sidecar.policy.store import PolicyStore
+from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.pipeline import Exchange, Pipeline
 from sidecar.proxy.ports import AttemptRecord, RequestRecord, Sink
+from sidecar.proxy.probe import Probe
 from sidecar.proxy.request import Request
 from sidecar.simulate.ledger import Ledger
 from sidecar.simulate.method import Context, Factory
@@ -30,6 +32,8 @@ from sidecar.wire.call import Api
 from sidecar.wire.headers import PASSED, Line
 
 BYTES_PER_TOKEN: Final = 4  # of a prompt, as the relay sees it
+
+COPY: Final = 1000  # the attempt's number of a probe's copy
 
 _PATH: Final = b"/v1/chat/completions"
 _HEAD: Final = ResponseHead(
@@ -63,13 +67,16 @@ class Link:
         self.used = False
         self.received = False
 
-    def open(self, pod: int) -> None:
-        """Connects, at once; where nobody listens the refusal follows."""
+    def open(self, pod: int, copy: bool) -> None:
+        """Connects, at once; where nobody listens the refusal follows. A copy touches no client, and has its own luck."""
         product, client, sink = self._product, self._client, self.sink
         arrival = client.arrival
-        client.attempts += 1
-        self._flight = flight = product.context.world.send(pod, arrival, client.attempts, self)
-        product.context.ledger.touched(arrival, flight)
+        if copy:
+            self._flight = flight = product.context.world.send(pod, arrival, COPY, self)
+        else:
+            client.attempts += 1
+            self._flight = flight = product.context.world.send(pod, arrival, client.attempts, self)
+            product.context.ledger.touched(arrival, flight)
         if not flight.refused and sink is not None:
             sink.on_connected(self)
 
@@ -276,7 +283,8 @@ class Connector:
 
     def open(self, key: EndpointKey, endpoint: Endpoint, connect_s: float, sink: Sink, *, fresh: bool = False) -> None:
         """A link for the request whose turn it is."""
-        Link(self._product, self._product.turn, sink).open(self._indexes[key])
+        copy = isinstance(sink, Attempt) and isinstance(sink.owner, Probe)
+        Link(self._product, self._product.turn, sink).open(self._indexes[key], copy)
 
     def cancel(self, sink: Sink) -> None:
         """Connects here are over within a millisecond, and no deadline is that short."""
