@@ -57,6 +57,14 @@ _CONTEXT_WORDS = (
     "reduce the length",
 )
 
+_DEATH_WORDS = (
+    "enginecore encountered an issue",  # vllm/v1/engine/exceptions.py: EngineDeadError
+    "enginedeaderror",
+    "engine loop is not running",  # vLLM before it: MQEngineDeadError
+    "background loop has errored",  # and AsyncEngineDeadError
+    "background loop is stopped",
+)
+
 _OVERLOAD_NAMES = frozenset(
     {
         "ratelimitexceeded",
@@ -158,6 +166,15 @@ def ending_of_stream(stream: StreamReader, clean: bool) -> Ending:
     if stream.complete and (clean or stream.terminal):
         return Ending.ABORTED if stream.finish_reason == ABORTED else _COMPLETE
     return Ending.TRUNCATED if stream.events or not clean else Ending.EMPTY
+
+
+def tells_death(message: str) -> bool:
+    """Whether an error's words say that the engine itself died: its front outlives it, for as long as it takes to tell.
+
+    For the endpoint that is a failure like any other 5xx; for the prompt it is what a broken connection is.
+    """
+    text = message.lower()
+    return any(word in text for word in _DEATH_WORDS)
 
 
 _IN_BAND = {

@@ -16,7 +16,8 @@ naming them:
 4. A good answer, anywhere, clears the prompt. One that was under way when its node is said to have died shows that the
    node did not: the strikes of that death are withdrawn. (Not within `SETTLING_S`: an answer may be read late.)
 5. After `ttl` without a further death a prompt is forgotten, condemned or not: refusing does not prolong it. Of more
-   than `max`, those are forgotten whose last strike is the oldest.
+   than `max`, those are forgotten first that are not condemned, and of these the oldest: engines that hang make
+   suspects by the hundred.
 
 Costs nothing while nobody is suspected: `armed` is all that a request asks then. After that the length of its prompt
 decides first, and only who is as long as a suspect is hashed.
@@ -127,7 +128,7 @@ class Suspects:
         if rule.mode == "off":
             self._deaths.clear()
         while self._table and (len(self._table) > self._max or rule.mode == "off"):
-            self._forget(next(iter(self._table)))
+            self._forget(self._least())
         for suspect in self._table.values():
             suspect.condemned = self._enough(suspect)
         self._settle()
@@ -187,16 +188,17 @@ class Suspects:
         if suspect is None:
             suspect = self._table[mark] = Suspect(length, now)
             self._lengths[length] = self._lengths.get(length, 0) + 1
-            if len(self._table) > self._max:
-                self._forget(next(iter(self._table)))
         else:
             self._table.move_to_end(mark)
         suspect.at = now
         named = len(death.marks) + others <= ALONE
         suspect.deaths[node] = named or suspect.deaths.get(node, False)
-        if suspect.condemned or not self._enough(suspect):
+        condemned = not suspect.condemned and self._enough(suspect)
+        suspect.condemned = suspect.condemned or condemned
+        if len(self._table) > self._max:
+            self._forget(self._least())
+        if not condemned:
             return None
-        suspect.condemned = True
         self.condemnations += 1
         return Condemned(self._service, mark[:4].hex(), tuple(suspect.deaths), self._ttl_s, self._mode)
 
@@ -252,6 +254,13 @@ class Suspects:
                 break
             del self._deaths[node]
         self._settle()
+
+    def _least(self) -> bytes:
+        """Whose memory is worth least: the oldest that is not condemned, or the oldest of all."""
+        for mark, suspect in self._table.items():
+            if not suspect.condemned:
+                return mark
+        return next(iter(self._table))
 
     def _forget(self, mark: bytes) -> None:
         length = self._table.pop(mark).length

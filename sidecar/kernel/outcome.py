@@ -111,5 +111,6 @@ DEADLY: Final = frozenset(
 )
 """The endings of an attempt whose node crashed or hung, as far as one can see from here.
 
-An engine that could not be reached was dead before; one that answers with an error lives.
+An engine that could not be reached was dead before; one that answers with an error lives (but see
+`core.classify.tells_death`).
 """

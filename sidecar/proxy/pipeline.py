@@ -14,6 +14,7 @@ from typing import Final
 from sidecar.core import evidence
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import OUTSIDER, Breaker, Denied, Permit, Transition
+from sidecar.core.classify import tells_death
 from sidecar.core.fleet import Fleet, ServiceState, Session
 from sidecar.core.identify import NOBODY
 from sidecar.core.poison import Suspects
@@ -37,6 +38,9 @@ from sidecar.wire.refusal import error_event
 _STILL_DEAF: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.OVERLOADED, Ending.OVERLOADED_IN_BAND})
 """Endings after which the same endpoint is not asked again by the same request: it would only take as long."""
 
+
+_TOLD: Final = frozenset({Ending.SERVER_ERROR, Ending.ERROR_IN_BAND})
+"""Endings that an engine's own words make."""
 
 _IGNORED: Final = Result.IGNORED
 _OVERLOADED: Final = Result.OVERLOADED
@@ -429,8 +433,7 @@ class Exchange:
         node = attempt.node
         if attempt.call is None:
             return
-        if ending in DEADLY or (ending is _CONNECT_FAILED and attempt.restarted):
-            # The second: it died at once, which looked like a stale connection, and nobody listens there any more.
+        if _died(attempt, ending):
             mark = self._mark_of(suspects, now, anew=True)
             if mark:
                 size, sent_at = self._prompt_bytes, attempt.sent_at
@@ -698,6 +701,16 @@ class Exchange:
         self._cut_reason = reason
         attempt.detail = message
         attempt.stop(_CUT.get(reason, Ending.CLIENT_MALFORMED))
+
+
+def _died(attempt: Attempt, ending: Ending) -> bool:
+    """Whether the node crashed or hung on the attempt."""
+    if ending in DEADLY:
+        return True
+    if ending is _CONNECT_FAILED:
+        # It died at once, which looked like a stale connection, and nobody listens there any more.
+        return attempt.restarted
+    return ending in _TOLD and tells_death(attempt.detail)
 
 
 def _attempts_line(attempts: int) -> bytes:

@@ -141,10 +141,10 @@ class LiveGauges:
         yield header("sidecar_sessions", "Sessions remembered", "gauge")
         for name, service in services:
             yield f"sidecar_sessions{{{label_text(('service',), (name,))}}} {len(service.sessions)}\n"
-        for name, kind, text, read in POISON_METRICS:
-            yield header(name, text, kind)
-            for service, state in services:
-                yield f"{name}{{{label_text(('service',), (service,))}}} {read(state.suspects)}\n"
+        for metric, kind, text, read in POISON_METRICS:
+            yield header(metric, text, kind)
+            for name, service in services:
+                yield f"{metric}{{{label_text(('service',), (name,))}}} {read(service.suspects)}\n"
         yield header("sidecar_breakers_not_closed", "Breakers open or half-open", "gauge")
         for name, service in services:
             # Sessions and kinds of request are no labels, so they are counted.

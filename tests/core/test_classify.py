@@ -10,6 +10,7 @@ from sidecar.core.classify import (
     ending_of_status,
     ending_of_stream,
     retry_after_s,
+    tells_death,
 )
 from sidecar.kernel.exchange import Header
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
@@ -338,3 +339,18 @@ def test_error_bodies_of_the_field_never_open_a_node() -> None:
 def test_a_stream_that_its_engine_gave_up_is_aborted(clean: bool) -> None:
     text = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
     assert ending_of_stream(stream(Api.CHAT, text), clean) is Ending.ABORTED
+
+
+@pytest.mark.parametrize(
+    ("message", "dead"),
+    [
+        ("EngineCore encountered an issue. See stack trace (above) for the root cause.", True),
+        ("vllm.v1.engine.exceptions.EngineDeadError", True),
+        ("Background loop has errored already.", True),
+        ("Internal server error", False),
+        ("The engine is currently busy and cannot accept new requests.", False),
+        ("", False),
+    ],
+)
+def test_an_engine_says_that_it_died_in_words_of_its_own(message: str, dead: bool) -> None:
+    assert tells_death(message) is dead

@@ -185,7 +185,7 @@ def test_prompts_of_one_length_are_told_apart_and_so_are_models() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
-def test_the_table_is_bounded_and_forgets_the_oldest(limit: int) -> None:
+def test_the_table_is_bounded_and_forgets_the_oldest_but_the_condemned_last(limit: int) -> None:
     bench = Bench(max=limit)
     for number in range(3 * limit):
         now = number / 100
@@ -195,7 +195,17 @@ def test_the_table_is_bounded_and_forgets_the_oldest(limit: int) -> None:
     bench.dies(B, 50.0, str(3 * limit - 1))
     bench.dies(B, 50.0, "0")
     assert not bench.refuses(50.0, "0")
-    assert bench.refuses(50.0, str(3 * limit - 1)) is (limit > 1)
+    for number in range(3 * limit):
+        bench.suspects.served(A, 51.0, 52.0)
+        bench.dies(A, 53.0 + number / 100, f"more {number}")
+    assert bench.refuses(100.0, str(3 * limit - 1))
+
+
+def test_of_too_many_condemned_the_oldest_is_forgotten() -> None:
+    bench = Bench(nodes=1, max=2)
+    for number in range(3):
+        assert bench.dies(EndpointKey(f"h{number}:80"), float(number), str(number)) is not None
+    assert [bench.refuses(3.0, str(number)) for number in range(3)] == [False, True, True]
 
 
 def test_a_clock_that_goes_back_makes_nothing_last_longer_than_ttl_from_then() -> None:

@@ -98,7 +98,10 @@ async def fleet(
         yield Fleet(engines, await stack.enter_async_context(sidecar(plan)))
 
 
+LAST_WORDS = error_body(b"EngineCore encountered an issue. See stack trace (above) for the root cause.")
 DEATHS = [
+    pytest.param(says(json_answer(LAST_WORDS, b"500 Internal Server Error")), PATIENT, id="last-words"),
+    pytest.param(says(stream_of(event(LAST_WORDS), DONE)), PATIENT, id="last-words-in-band"),
     pytest.param(RESET, PATIENT, id="reset"),
     pytest.param(then(b"", "fin"), PATIENT, id="fin"),
     pytest.param(says(b"\x00\x01 no HTTP\r\n\r\n"), PATIENT, id="bad-bytes"),
