@@ -51,7 +51,9 @@ SESSION_S: Final = 30.0
 RECENT_S: Final = 10.0  # over which "now" is told from "usually"
 LONG_S: Final = 600.0
 PRIOR: Final = 500.0  # answers' worth of belief in the policy's background ratio
+LOAD_S: Final = 120.0
 COMMON_S: Final = 3.0
+SPAN_S: Final = 1.0  # slowness must have lasted for as long: what one hiccup delays is many answers and one event
 PANIC_S: Final = 2.0
 OFFSET_S: Final = 300.0
 OFFSET_TICKS: Final = 20  # a new endpoint's first seconds count as a plain mean
@@ -67,6 +69,7 @@ OVERLOAD_TIMES: Final = 1.4
 OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
 OVERLOAD_S: Final = 15.0
 OVERLOAD_RATIO: Final = 0.1
+COMMON_RATIO: Final = 0.05
 PANIC_RATIO: Final = 0.5
 CALM_RATIO: Final = 0.2
 FEWEST_IN_PANIC: Final = 5.0  # answers within PANIC_S
@@ -214,7 +217,7 @@ class Detection:
     """The detectors of one service, and what they have in common. Times are monotonic seconds.
 
     `expect`, `first_token`, `late` and `ended` are on the request's path, in this order; `tick` is to be called once a
-    second. `size` is how many endpoints the service has, `background` the ratio of bad answers that is normal now,
+    second. `size` is how many endpoints the service has, `floor` how many must stay closed, `background` the ratio of bad answers that is normal now,
     `active` who was heard of lately.
     """
 
@@ -240,6 +243,7 @@ class Detection:
         "active",
         "background",
         "common",
+        "floor",
         "overload",
         "panic",
         "results",
@@ -261,6 +265,7 @@ class Detection:
         self.results = 0
         self._ticked_at = now
         self.size = 0
+        self.floor = 0
         self.background = rule.background
         self.common = 0.0
         self.overload = False
@@ -318,6 +323,11 @@ class Detection:
             late_s = self._late_min_s
         return Expectation(detector, permit, model, line, expected, load, size_bytes, late_s, line.late_gap_s, session)
 
+    @property
+    def excuses(self) -> bool:
+        """Whether so much is bad everywhere that no session and no deadline is to blame for more of it."""
+        return self.overload or self.panic or self.background > COMMON_RATIO
+
     def first_token(self, expectation: "Expectation", took_s: float, now: float) -> Trip | None:
         """A first token came, `took_s` after the request was sent. `expectation.bad` is set if that is too late."""
         detector = expectation.detector
@@ -346,8 +356,7 @@ class Detection:
         if not detector.active:
             self._activate(detector)
         if len(line.pending) < line.per_tick:
-            known = detector.offset + self.common
-            line.pending.append(Sample(took, expectation.size_bytes, expectation.load, known))
+            line.pending.append(Sample(took, expectation.size_bytes, expectation.load, detector.offset))
         bounded = left
         if bounded > MOST_LEFT:
             bounded = MOST_LEFT
@@ -384,8 +393,11 @@ class Detection:
             trip = self._locate(detector, line, Z_HIGH * line.spread, now)
         return trip or self._bad(detector, word, expectation.session, now)
 
-    def ended(self, expectation: "Expectation", failed: bool, theirs: bool, now: float) -> Trip | None:
-        """An attempt succeeded or failed; `theirs`: it may have been the session's own doing."""
+    def ended(self, expectation: "Expectation", failed: bool, waited: bool, theirs: bool, now: float) -> Trip | None:
+        """An attempt succeeded or failed.
+
+        `waited`: it failed by a deadline, and overload excuses that. `theirs`: it may have been the session's doing.
+        """
         detector = expectation.detector
         breaker = detector.breaker
         if expectation.permit.generation != breaker.generation or breaker.state is not _CLOSED:
@@ -397,6 +409,10 @@ class Detection:
         if not detector.active:
             self._activate(detector)
         if failed:
+            if waited and self.overload:
+                detector.recent_n += 1.0
+                detector.recent_bad += 1.0
+                return None
             return self._bad(detector, ERROR, expectation.session if theirs else None, now)
         detector.recent_n += 1.0
         detector.panic_n += 1.0
@@ -545,7 +561,7 @@ class Detection:
             return None
         if not self.ready or detector.in_a_minute(now) < self.rule.min_bad:
             return None
-        if not detector.errors and not self._may_slow():
+        if not detector.errors and (now - detector.since < SPAN_S or not self._may_slow()):
             return None
         return self._tripped(detector, "fast" if fast else "gray", now)
 
@@ -583,7 +599,7 @@ class Detection:
         return self._located(detector, now)
 
     def _located(self, detector: Detector, now: float) -> Trip | None:
-        if not self.ready or not self._may_slow():
+        if not self.ready or now - detector.location_at < SPAN_S or not self._may_slow():
             return None
         detector.tripped = LOCATION
         count = max(1, detector.location_n)
@@ -634,7 +650,14 @@ class Detection:
     def _learn_offsets(self, closed: list[Detector], elapsed_s: float) -> None:
         """What each is slower than its line, and what all are together; their sum is what `left` leaves out."""
         means: list[float] = []
+        centre = 0.0
         for detector in closed:
+            centre += detector.offset
+        if closed:
+            # Only what the line does not say already: together they are on the line.
+            centre *= min(1.0, elapsed_s / COMMON_S) / len(closed)
+        for detector in closed:
+            detector.offset -= centre
             count = detector.left_n
             if count:
                 left = detector.left_sum / count
@@ -686,13 +709,18 @@ class Detection:
         self._load += pace * (load - self._load)
         ratios = sorted([_recent_ratio(detector) for detector in closed])
         most = OVERLOAD_TIMES * self._load_max + OVERLOAD_SLACK
-        if self.rule.guards and self.ready:
-            if self._load > most or ratios[int(QUANTILE * (len(ratios) - 1))] > OVERLOAD_RATIO:
+        failing = ratios[int(QUANTILE * (len(ratios) - 1))]
+        if self.rule.guards and self.ready and len(closed) >= 2:
+            if self._load > most or failing > OVERLOAD_RATIO:
                 self._overload_until = now + OVERLOAD_S
-            self.overload = now < self._overload_until
+            # Where nothing gets through it is no mere overload, and what fails shall open if there is a fallback.
+            self.overload = now < self._overload_until and failing < PANIC_RATIO
+        else:
+            self.overload = False
         if self._load > self._load_max:
-            # What lasts is the new normal, slowly; while learning, at once.
-            self._load_max = self._load if not self.overload else self._load_max * (1.0 + 0.002 * elapsed_s)
+            # What lasts becomes normal, slowly.
+            pace = min(1.0, elapsed_s / (LOAD_S if not self.overload else LONG_S)) if self.ready else 1.0
+            self._load_max += pace * (self._load - self._load_max)
         else:
             self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / (6.0 * LONG_S))
         count = len(closed)
@@ -704,12 +732,12 @@ class Detection:
         bad = sum([detector.panic_bad for detector in half])
         ratio = bad / n if n > 0.0 else 0.0
         before = self.panic
-        if not self.rule.guards:
+        if not self.rule.guards or self.floor == 0:
             self.panic = False
         elif before:
             self.panic = ratio > CALM_RATIO
         else:
-            self.panic = self.size >= 2 and closed > 0 and n >= FEWEST_IN_PANIC and ratio > PANIC_RATIO
+            self.panic = closed > 0 and n >= FEWEST_IN_PANIC and ratio > PANIC_RATIO
         return self.panic and not before
 
     def _decay(self, active: list[Detector], elapsed_s: float) -> None:

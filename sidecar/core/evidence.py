@@ -4,6 +4,8 @@ Whoever forwards calls `expect` before, then `first_token`, `late` and `ended` a
 on. `ended` gives the permit back and must come once for every permit; the others may never come.
 """
 
+from typing import Final
+
 from sidecar.core.breaker import Permit, Transition
 from sidecar.core.detector import LATE, SILENT, Detection, Expectation, Trip
 from sidecar.core.fleet import ServiceState
@@ -11,8 +13,12 @@ from sidecar.core.pool import Node
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 
-_FAILURE = Result.FAILURE
-_SUCCESS = Result.SUCCESS
+DEADLINES: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.TOKEN_GAP_TIMEOUT})
+"""How an attempt ends that took too long: of an overloaded fleet no evidence against one endpoint."""
+
+_FAILURE: Final = Result.FAILURE
+_IGNORED: Final = Result.IGNORED
+_SUCCESS: Final = Result.SUCCESS
 
 
 def expect(
@@ -69,14 +75,22 @@ def ended(
     if permit.probe:
         proved = detection.verdict(expectation, result)
         return node.breaker.record(permit, proved, now, ending if proved is result else LATE)
-    moved = node.breaker.record(permit, result, now, ending)
+    waited = ending in DEADLINES
+    excused = waited and result is _FAILURE and detection.overload
+    moved = node.breaker.record(permit, _IGNORED if excused else result, now, ending)
     if moved is not None or (result is not _SUCCESS and result is not _FAILURE):
         return moved
     failed = result is _FAILURE
     if not failed and max_gap_s > 0.0 and expectation.line is not None:
         expectation.line.gap(max_gap_s)
-    trip = detection.ended(expectation, failed, DOCTRINE[ending].session is _FAILURE, now)
+    trip = detection.ended(expectation, failed, waited, DOCTRINE[ending].session is _FAILURE, now)
     return None if trip is None else _trip(detection, node, trip, now)
+
+
+def session_result(service: ServiceState, result: Result) -> Result:
+    """What a request's result says of its session: nothing bad while much is bad everywhere."""
+    detection = service.detection
+    return _IGNORED if result is _FAILURE and detection is not None and detection.excuses else result
 
 
 def _trip(detection: Detection, node: Node, trip: Trip, now: float) -> Transition | None:

@@ -183,6 +183,8 @@ class ServiceState:
             detection.size = len(nodes)
             detection.keep([node.detector for node in nodes.values() if node.detector is not None])
         self.roster.resize(len(nodes), breakers.node.min_closed_ratio)
+        if detection is not None:
+            detection.floor = self.roster.minimum
         moved.extend(self._restore_floor(now))
         if not same:
             moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())

@@ -577,7 +577,7 @@ class Exchange:
             self._transition(request_breaker.record(request_permit, result, now, why))
         service, session_permit = self._service, self._session_permit
         if session_permit is not None and service is not None and session is not None:
-            result = verdict.session if verdict is not None else _IGNORED
+            result = evidence.session_result(service, verdict.session) if verdict is not None else _IGNORED
             self._transition(service.record_session(session, session_permit, result, now, why))
         pipeline.recorder.request(self._request_record(ending, now))
 

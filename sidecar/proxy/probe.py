@@ -71,7 +71,7 @@ class Probe:
             self, request.copy(), call, _Nobody(), choice.node, connector, clock, watchdog, times, end_at
         )
         self._attempt.expectation = evidence.expect(
-            service, choice.node, choice.permit, call.model if call.stream else "", len(request.body), None
+            service, choice.node, choice.permit, call.model if call.stream else "", request.body_size, None
         )
 
     def start(self, request_id: bytes, peer: str, scheme: bytes, request: Request) -> None:

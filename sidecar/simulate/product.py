@@ -68,7 +68,7 @@ class Link:
         self.received = False
 
     def open(self, pod: int, copy: bool) -> None:
-        """Connects, at once; where nobody listens the refusal follows. A copy touches no client, and has its own luck."""
+        """Connects, at once; where nobody listens the refusal follows. A copy touches no client and has its own luck."""
         product, client, sink = self._product, self._client, self.sink
         arrival = client.arrival
         if copy:
