@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-micro soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-micro breaker-ab breaker-ab-small soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,6 +85,12 @@ bench-growth: setup  ## cost per request by number of endpoints, sessions, servi
 # The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
 bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json
 	$(BIN)/pytest bench/micro --benchmark-timer=time.process_time --benchmark-disable-gc --benchmark-quiet $(MICRO)
+
+breaker-ab: setup  ## the adaptive breaker beside others, simulated; half an hour; see AB, such as AB="--arms none,ours --seeds 101"
+	$(BIN)/python -m bench.breaker_ab $(AB)
+
+breaker-ab-small: setup  ## the same on three scenarios and one seed, as a gate: under a minute
+	$(BIN)/python -m bench.breaker_ab --small
 
 soak: setup  ## ten minutes of traffic, faults and aborts, then what is left; see SOAK, such as SOAK="--minutes 2 --seed 7"
 	$(BIN)/python -m soak $(SOAK)
