@@ -17,6 +17,7 @@ Nothing of the warm-up is measured, nor a trip in it.
 """
 
 from collections.abc import Sequence
+from math import floor, log
 from statistics import median
 from typing import Final
 
@@ -28,6 +29,10 @@ from sidecar.simulate.workload import Arrival
 from sidecar.simulate.world import Flight, World
 
 WINDOW_S: Final = 10.0
+STEP: Final = 1.02
+"""TTFT is kept in bins, each this factor wider than the one before: quantiles are right to 2 %, and runs add up."""
+
+_PER_STEP: Final = 1.0 / log(STEP)
 
 OPEN: Final = "open"
 CLOSED: Final = "closed"
@@ -92,6 +97,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     within_slo: int = 0
     served: int = 0
     attempts: int = 0
+    retried: int = 0
     healthy_windows: int = 0
     windows_opened: int = 0
     trips: int = 0
@@ -104,6 +110,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, int] = {}
     rejected: dict[str, int] = {}
     others_tripped: dict[str, int] = {}
+    ttft_bins: dict[int, int] = {}
     per_pod: tuple[int, ...] = ()
     moves: tuple[Move, ...] = ()
 
@@ -154,6 +161,16 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     def goodput_of_all(self) -> float | None:
         """Requests served within the SLO, of all; what is poisoned fails whatever is done."""
         return _ratio(self.within_slo, self.requests)
+
+    def ttft_s(self, quantile: float) -> float | None:
+        """The quantile (0-1) of the time to the first token, of those that were served."""
+        wanted = quantile * self.served
+        seen = 0
+        for number in sorted(self.ttft_bins):
+            seen += self.ttft_bins[number]
+            if seen >= wanted:
+                return STEP ** (number + 0.5)
+        return None
 
     @property
     def detect_median_s(self) -> float | None:
@@ -221,14 +238,15 @@ class Ledger:
         "_others",
         "_rejected",
         "_sidecars",
+        "_ttft_bins",
         "_world",
         "attempts",
         "good",
         "good_rejected",
-        "on_move",
         "owed",
         "per_pod",
         "requests",
+        "retried",
         "served_requests",
         "settled",
         "within_slo",
@@ -253,6 +271,8 @@ class Ledger:
         self._failed: dict[str, int] = {}
         self._rejected: dict[str, int] = {}
         self._others: dict[str, int] = {}
+        self._ttft_bins: dict[int, int] = {}
+        self.retried = 0
         self.requests = 0
         self.settled = 0
         self.attempts = 0
@@ -294,12 +314,15 @@ class Ledger:
             arrival.touched = True
         if self._measured(arrival):
             self.attempts += 1
+            self.retried += arrival.flights == 2
             self.per_pod[flight.pod.index] += 1
 
     def served(self, arrival: Arrival, ttft_s: float) -> None:
         """The client got its whole answer; `ttft_s` is from its arrival to the first token."""
         if self._measured(arrival):
             self.served_requests += 1
+            number = floor(log(max(ttft_s, 1e-6)) * _PER_STEP)
+            self._ttft_bins[number] = self._ttft_bins.get(number, 0) + 1
             in_time = ttft_s <= slo_s(arrival.prompt_tokens)
             if in_time and not arrival.poisoned:
                 self.within_slo += 1
@@ -381,6 +404,7 @@ class Ledger:
             within_slo=self.within_slo,
             served=self.served_requests,
             attempts=self.attempts,
+            retried=self.retried,
             healthy_windows=self._healthy_windows(),
             windows_opened=len(self._opened_windows),
             trips=len(trips),
@@ -393,6 +417,7 @@ class Ledger:
             failed=dict(sorted(self._failed.items())),
             rejected=dict(sorted(self._rejected.items())),
             others_tripped=dict(sorted(self._others.items())),
+            ttft_bins=dict(sorted(self._ttft_bins.items())),
             per_pod=tuple(self.per_pod),
             moves=tuple(self._moves),
         )

@@ -53,10 +53,10 @@ CHAT: Final = Profile(
 
 SHORT: Final = Profile(
     name="short",
-    prompt_median=60.0,
-    prompt_sigma=0.7,
+    prompt_median=40.0,
+    prompt_sigma=0.8,
     prompt_max=1024,
-    output_median=16.0,
+    output_median=12.0,
     output_sigma=0.6,
     output_max=100,
 )
