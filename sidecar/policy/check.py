@@ -132,6 +132,9 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
                 f"{where}deadlines.total ends requests before head or first_token can: an endpoint that hangs is "
                 "charged with nothing"
             )
+        poison = service.breakers.request.poison
+        if poison.mode != "off" and 1 < len(service.endpoints) < poison.nodes:
+            add(f"{where}breakers.request.poison.nodes is more than there are endpoints: no prompt is ever refused")
         idle = {endpoint.version for endpoint in service.endpoints} - set(service.split)
         if service.split and idle:
             add(f"{where}endpoints of {', '.join(sorted(idle))} get no traffic: split gives that version no part")

@@ -14,6 +14,7 @@ from sidecar.policy.schema import (
     Jwt,
     NodeBreaker,
     Overload,
+    Poison,
     RequestBreaker,
     Seconds,
     Service,
@@ -167,6 +168,10 @@ def warned(*services: Service, identity: Identity | None = None) -> list[str]:
         ([service(deadlines=Deadlines(token_gap_s=Seconds(31)))], "tool_gap is shorter"),
         ([service(deadlines=Deadlines(total_s=Seconds(20)))], "total ends requests before"),
         ([service(endpoints=(A, B), split={"v1": 1})], "endpoints of v2 get no traffic"),
+        (
+            [service(endpoints=(A, B), breakers=Breakers(request=RequestBreaker(poison=Poison(nodes=3))))],
+            "no prompt is ever refused",
+        ),
         ([service("a"), service("b")], "service b: is never chosen: a comes before"),
         ([service("a", models=("x", "y")), service("b", models=("y", "x"))], "service b: is never chosen"),
         ([service("a", models=())], "no models and is no fallback"),

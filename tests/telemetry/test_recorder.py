@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sidecar.core.breaker import Scope, State
+from sidecar.core.poison import Condemned
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey
 from sidecar.proxy.ports import Recorder
@@ -44,6 +45,15 @@ async def test_request_is_counted_and_logged() -> None:
     bench.recorder.request(request())
     assert await total(bench.metrics, "sidecar_requests_total") == 1
     assert [line["event"] for line in bench.lines.lines] == ["request"]
+
+
+def test_a_condemned_prompt_is_an_event_that_says_nothing_of_it() -> None:
+    bench = Bench()
+    bench.recorder.condemned(Condemned("chat", "00ff00ff", (NODE, EndpointKey("b:80")), 300.0, "shadow"))
+    (line,) = bench.lines.lines
+    assert (line["event"], line["level"]) == ("poison", "warning")
+    assert (line["service"], line["mark"], line["mode"], line["ttl_s"]) == ("chat", "00ff00ff", "shadow", 300.0)
+    assert line["endpoints"] == [NODE, "b:80"]
 
 
 async def test_attempt_is_counted_and_not_logged() -> None:

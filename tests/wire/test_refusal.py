@@ -61,6 +61,12 @@ def test_a_mesh_is_told_of_load_and_of_nothing_else(reason: Reason) -> None:
     assert (b"x-envoy-overloaded" in dict(headers)) is (reason in OVERLOAD_REASONS)
 
 
+@pytest.mark.parametrize("reason", list(Reason))
+def test_a_client_is_told_not_to_ask_again_where_the_answer_will_be_the_same(reason: Reason) -> None:
+    _, headers, _ = parts(answer(reason))
+    assert dict(headers).get(b"x-should-retry") == (b"false" if reason is Reason.POISONED_REQUEST else None)
+
+
 def test_head_gets_the_length_and_no_body() -> None:
     _, headers, body = parts(answer(no_body=True))
     assert body == b""
