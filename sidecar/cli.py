@@ -19,11 +19,22 @@ _EXAMPLES = """examples:
   sidecar run --policy /etc/sidecar --listen :9400 --admin :9401 --log-format json
   sidecar demo --fault stall
   sidecar validate policies/
+  sidecar simulate --policy chat.yaml --trace monday.jsonl --fault stall:5m:8m:0
   sidecar breakers list
   sidecar breakers open node 127.0.0.1:8000
 
 Every flag of `run` is also an environment variable: --log-format is SIDECAR_LOG_FORMAT.
 Exit codes: 0 ok, 1 refused or failed, 2 usage."""
+
+_SIMULATE = """The engines are simulated, the sidecar is not. A trace in jsonl has one request a line:
+  {"arrival": 12.5, "prompt_tokens": 800, "output_tokens": 120, "session": "a"}     arrival in seconds; session optional
+azure and burstgpt read the columns of those public traces.
+
+A fault has a KIND: step, ramp, cold, reload (slower by the factor STRENGTH; reload refuses first), errors, multi, stall,
+gray (of the share STRENGTH of requests), zone (STRENGTH seconds later), outage (refuses); BEGIN and END, in seconds from
+the first request, or 90s, 5m, 2h; and PODS: an endpoint, its number from 0, several with commas, or all.
+
+"""
 
 Verb = Callable[[argparse.Namespace], int]
 
@@ -99,6 +110,36 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("path", metavar="FILE|DIR")
     validate.add_argument("--json", action="store_true", help="print JSON")
 
+    simulate = _add(
+        verbs,
+        "simulate",
+        _simulate,
+        "what a policy would have done with recorded traffic, and with faults",
+        "sidecar simulate --policy chat.yaml --trace monday.jsonl",
+        "sidecar simulate --policy chat.yaml --trace conv.csv --format azure --pods 8 --scale 2",
+        "sidecar simulate --policy chat.yaml --trace monday.jsonl --fault step:5m:8m:127.0.0.1:8001:6 --json",
+        "sidecar simulate --policy chat.yaml --trace monday.jsonl --fault stall:300:480:0 --fault outage:900:945:all",
+        more=_SIMULATE,
+    )
+    simulate.add_argument("--policy", metavar="FILE|DIR", required=True, help="the policy to try")
+    simulate.add_argument("--trace", metavar="FILE", required=True, help="who came when, with how many tokens")
+    simulate.add_argument(
+        "--format", choices=("jsonl", "azure", "burstgpt"), default="jsonl", help="how the trace is written; jsonl"
+    )
+    simulate.add_argument("--service", metavar="NAME", help="which of the policy's services is asked; its only one")
+    simulate.add_argument("--pods", metavar="N", help="N simulated endpoints instead of the service's own")
+    simulate.add_argument(
+        "--fault",
+        metavar="KIND:BEGIN:END:PODS[:STRENGTH]",
+        action="append",
+        default=[],
+        help="let endpoints fail for a while; may be repeated",
+    )
+    simulate.add_argument("--scale", metavar="X", default="1", help="X times as many requests a second; 1")
+    simulate.add_argument("--limit", metavar="N", default="0", help="only the first N requests; 0: all")
+    simulate.add_argument("--seed", metavar="N", default="1", help="the same seed gives the same result; 1")
+    simulate.add_argument("--json", action="store_true", help="print JSON")
+
     _add_query(verbs, "status", "status", "whether a running sidecar can serve, and why not")
 
     breakers = verbs.add_parser("breakers", help="the breakers of a running sidecar", allow_abbrev=False)
@@ -138,13 +179,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, verb: Verb, words: str, *examples: str
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    verb: Verb,
+    words: str,
+    *examples: str,
+    more: str = "",
 ) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         name,
         help=words,
         description=f"{words[0].upper()}{words[1:]}.",
-        epilog="\n".join(("examples:", *(f"  {example}" for example in examples))) if examples else None,
+        epilog=more + "\n".join(("examples:", *(f"  {example}" for example in examples))) if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -206,6 +252,12 @@ def _validate(arguments: argparse.Namespace) -> int:
     counted = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
     print(f"{arguments.path}: {counted if errors else f'ok ({summary})'}")
     return FAILED if errors else OK
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from sidecar.simulation import simulate
+
+    return simulate(arguments)
 
 
 def _ask(arguments: argparse.Namespace) -> int:

@@ -169,7 +169,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
         for number in sorted(self.ttft_bins):
             seen += self.ttft_bins[number]
             if seen >= wanted:
-                return STEP ** (number + 0.5)
+                return float(STEP ** (number + 0.5))
         return None
 
     @property

@@ -6,12 +6,15 @@ does, and a policy that is tried here is the policy that would be shipped.
 """
 
 from random import Random
+from re import compile as pattern
 from typing import Final
 
+from msgspec import json
 from msgspec.structs import replace
 
 from sidecar.core.breaker import Scope, State, Transition
 from sidecar.core.fleet import Fleet, Session
+from sidecar.core.poison import Condemned
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
@@ -51,6 +54,8 @@ _LAST: Final = (
     b"data: [DONE]\n\n"
 )
 
+_CLASS: Final = pattern(r"\[!?(.)[^]]*\]")
+
 _SUCCESS: Final = Result.SUCCESS
 
 
@@ -68,7 +73,7 @@ class Link:
         self.received = False
 
     def open(self, pod: int, copy: bool) -> None:
-        """Connects, at once; where nobody listens the refusal follows. A copy touches no client and has its own luck."""
+        """Connects, at once; a refusal follows. A copy touches no client and has luck of its own."""
         product, client, sink = self._product, self._client, self.sink
         arrival = client.arrival
         if copy:
@@ -261,7 +266,7 @@ class Notes:
         elif transition.new is State.OPEN and transition.old is State.CLOSED:
             self._ledger.tripped(transition.scope.value)
 
-    def condemned(self, prompt: object) -> None:
+    def condemned(self, prompt: Condemned) -> None:
         """A prompt that engines died of; each of its requests is told on its own."""
 
     def refused(self, reason: Reason) -> None:
@@ -293,13 +298,16 @@ class Connector:
 class Product:
     """One sidecar. `policy` is a service, whose endpoints become the world's engines, or a whole snapshot.
 
-    `service` names the one of a snapshot's services that is asked, by default the first. `turn` is the client of the
-    request that is being worked on: what a link or a deadline sets off is all of one request.
+    `service` names the one of a snapshot's services that is asked, by default the first. `settled`: each session lives
+    on the engine of its first request already, as in a fleet that has run for long. `turn` is the client of the request
+    that is being worked on: what a link or a deadline sets off is all of one request.
     """
 
-    __slots__ = ("_fleet", "_keys", "_lines", "_model", "_notes", "_service", "_tick", "context", "pipeline", "turn")
+    __slots__ = ("_fleet", "_keys", "_lines", "_model", "_notes", "_service", "_settled", "context", "pipeline", "turn")
 
-    def __init__(self, context: Context, policy: Service | Snapshot, service: str = "") -> None:
+    def __init__(
+        self, context: Context, policy: Service | Snapshot, service: str = "", *, settled: bool = True
+    ) -> None:
         self.context = context
         snapshot = _snapshot(policy, context) if isinstance(policy, Service) else policy
         served = next(each for each in snapshot.services if service in ("", each.name))
@@ -314,6 +322,7 @@ class Product:
         self._service = fleet.services[ServiceName(served.name)]
         self._notes = Notes(context, indexes)
         self._lines: dict[str, list[Line]] = {}
+        self._settled = settled
         self.turn = Caller(self, Arrival(0, 0.0, 0, 0, None, 0))
         self.pipeline = Pipeline(
             PolicyStore(snapshot),
@@ -325,7 +334,6 @@ class Product:
             new_id=_no_id,
             on_crash=_raise,
         )
-        self._tick = getattr(fleet, "tick", None)
 
     def start(self, arrival: Arrival) -> None:
         """A request comes; its session lives where it always did."""
@@ -343,7 +351,8 @@ class Product:
             lines = self._lines.get(session)
             if lines is None:
                 lines = self._lines[session] = [_line(session.encode())]
-                self._settle(self._service.session(SessionId(session), self.context.clock.now), arrival)
+                if self._settled:
+                    self._settle(self._service.session(SessionId(session), self.context.clock.now), arrival)
             request.headers = lines
         self.turn = caller = Caller(self, arrival)
         caller.exchange = exchange = self.pipeline.exchange(request, caller)
@@ -351,9 +360,8 @@ class Product:
 
     def tick(self, now: float) -> None:
         """What the sidecar does once a second."""
-        if self._tick is not None:
-            for transition in self._tick(now):
-                self._notes.transition(transition)
+        for transition in self._fleet.tick(now):
+            self._notes.transition(transition)
 
     def close(self) -> None:
         """Nothing is left to be closed."""
@@ -378,16 +386,19 @@ class Product:
             session.version = node.version
 
 
-def product(policy: Service | Snapshot, service: str = "") -> Factory:
+def product(policy: Service | Snapshot, service: str = "", *, settled: bool = True) -> Factory:
     """Makes one for each sidecar."""
-    return lambda context: Product(context, policy, service)
+    return lambda context: Product(context, policy, service, settled=settled)
 
 
 def model_of(service: Service) -> bytes:
     """The beginning of a body that asks for a model of this service; the prompt follows."""
-    globs = service.models or ("",)
-    name = globs[0].replace("*", "x").replace("?", "x").replace('"', "")
-    return b'{"model":"%b","stream":true,"messages":[{"role":"user","content":"' % name.encode()
+    return b'{"model":%b,"stream":true,"messages":[{"role":"user","content":"' % json.encode(model_name(service))
+
+
+def model_name(service: Service) -> str:
+    """A name that the service's first glob takes; "" where it has none."""
+    return _CLASS.sub(r"\1", service.models[0] if service.models else "").replace("*", "x").replace("?", "x")
 
 
 def _snapshot(service: Service, context: Context) -> Snapshot:

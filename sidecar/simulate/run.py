@@ -73,6 +73,7 @@ def run(
     end: float,
     keys: Sequence[EndpointKey],
     sidecars: int = 1,
+    drain_s: float = DRAIN_S,
     progress: Callable[[float, int], None] | None = None,
 ) -> Measures:
     """Sends `arrivals` (in order of time) through one method per sidecar; measures what arrives after `begin`.
@@ -84,7 +85,7 @@ def run(
     methods: list[Method] = []
     for number in range(sidecars):
         methods.append(factory(Context(clock, world, ledger, keys, seed, number, methods)))
-        _tick_at(clock, methods[number], clock.now + 1.0 + number / sidecars, end + DRAIN_S)
+        _tick_at(clock, methods[number], clock.now + 1.0 + number / sidecars, end + drain_s)
     told_at = clock.now
     for count, arrival in enumerate(arrivals, 1):
         at = arrival.at
@@ -94,7 +95,7 @@ def run(
         if progress is not None and at >= told_at + 1.0:
             told_at = at
             progress(at, count)
-    clock.run_until(end + DRAIN_S)
+    clock.run_until(end + drain_s)
     for method in methods:
         method.close()
     return ledger.measures()

@@ -19,7 +19,7 @@ SWING: Final = 0.4  # how far the rate goes up and down over a day
 USERS_PER_POD: Final = 100
 TENANT: Final = "tenant"
 MOST_STRAGGLING: Final = 100.0  # a Pareto has no end, a request has its deadline
-_ATTEMPTS: Final = 1 << 8
+_ATTEMPTS: Final = 1 << 12
 
 
 class Modifier(msgspec.Struct, frozen=True):
