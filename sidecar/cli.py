@@ -30,9 +30,9 @@ _SIMULATE = """The engines are simulated, the sidecar is not. A trace in jsonl h
   {"arrival": 12.5, "prompt_tokens": 800, "output_tokens": 120, "session": "a"}     arrival in seconds; session optional
 azure and burstgpt read the columns of those public traces.
 
-A fault has a KIND: step, ramp, cold, reload (slower by the factor STRENGTH; reload refuses first), errors, multi, stall,
-gray (of the share STRENGTH of requests), zone (STRENGTH seconds later), outage (refuses); BEGIN and END, in seconds from
-the first request, or 90s, 5m, 2h; and PODS: an endpoint, its number from 0, several with commas, or all.
+A fault has a KIND: step, ramp, cold, reload (slower by the factor STRENGTH; reload refuses first), errors, multi,
+stall, gray (of the share STRENGTH of requests), zone (STRENGTH seconds later), outage (refuses); BEGIN and END, in
+seconds from the first request, or 90s, 5m, 2h; and PODS: an endpoint, its number from 0, several with commas, or all.
 
 """
 
