@@ -107,7 +107,7 @@ def fault_of(text: str, keys: Sequence[str]) -> Fault:
     if not begin < end:
         raise _wrong(text, "it must end after it begins")
     place, strength_text = rest, ""
-    if rest not in keys and ":" in rest:
+    if rest.rpartition(",")[2] not in keys and ":" in rest:
         place, _, strength_text = rest.rpartition(":")
     return _fault(text, kind, _pods(text, place, keys), begin, end, strength_text)
 
@@ -131,8 +131,6 @@ def _fault(text: str, kind: Kind, pods: tuple[int, ...], begin: float, end: floa
 def _pods(text: str, place: str, keys: Sequence[str]) -> tuple[int, ...]:
     if place == "all":
         return tuple(range(len(keys)))
-    if place in keys:
-        return (keys.index(place),)
     found: set[int] = set()
     for name in place.split(","):
         if name in keys:

@@ -89,7 +89,7 @@ def test_a_usage_error_is_told_and_exits_with_2(
     assert started == []
 
 
-VERBS = ["run", "demo", "validate", "status", "breakers", "routes", "version"]
+VERBS = ["run", "demo", "validate", "simulate", "status", "breakers", "routes", "version"]
 
 
 def test_help_names_every_verb_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
