@@ -7,7 +7,8 @@ on. `ended` gives the permit back and must come once for every permit; the other
 from typing import Final
 
 from sidecar.core.breaker import Permit, Transition
-from sidecar.core.detector import LATE, SILENT, Detection, Expectation, Trip
+from sidecar.core.detection import LATE, SILENT, Detection, Trip
+from sidecar.core.detector import Expectation
 from sidecar.core.fleet import ServiceState
 from sidecar.core.pool import Node
 from sidecar.kernel.ids import SessionId
@@ -76,7 +77,7 @@ def ended(
         proved = detection.verdict(expectation, result)
         return node.breaker.record(permit, proved, now, ending if proved is result else LATE)
     waited = ending in DEADLINES
-    excused = waited and result is _FAILURE and detection.overload
+    excused = waited and result is _FAILURE and detection.normal.overload
     moved = node.breaker.record(permit, _IGNORED if excused else result, now, ending)
     if moved is not None or (result is not _SUCCESS and result is not _FAILURE):
         return moved
@@ -90,7 +91,7 @@ def ended(
 def session_result(service: ServiceState, result: Result) -> Result:
     """What a request's result says of its session: nothing bad while much is bad everywhere."""
     detection = service.detection
-    return _IGNORED if result is _FAILURE and detection is not None and detection.excuses else result
+    return _IGNORED if result is _FAILURE and detection is not None and detection.normal.excuses else result
 
 
 def _trip(detection: Detection, node: Node, trip: Trip, now: float) -> Transition | None:

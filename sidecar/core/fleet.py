@@ -20,7 +20,8 @@ import msgspec
 
 from sidecar.core.breaker import FRESH, Action, Breaker, Denied, Permit, Roster, Scope, State, Transition
 from sidecar.core.budget import RetryBudget
-from sidecar.core.detector import Detection, Detector
+from sidecar.core.detection import Detection
+from sidecar.core.detector import Detector
 from sidecar.core.identify import Identifier
 from sidecar.core.models import ModelTable
 from sidecar.core.models import matches as matches
@@ -201,7 +202,7 @@ class ServiceState:
             node = self.nodes.get(EndpointKey(detector.breaker.key))
             detector.in_flight = node.in_flight if node is not None else 0
         began = detection.tick(now)
-        self.roster.panic = detection.panic
+        self.roster.panic = detection.normal.panic
         if not began:
             return []
         return [

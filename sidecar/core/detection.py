@@ -1,0 +1,477 @@
+"""The detector: how much what an endpoint does speaks against it, and when that is enough to open its breaker.
+
+```
+first token -> e = ln seconds - expected -> z = e / spread      -> location   (every answer is a little slower)
+answer's end, or its lateness while it runs -> good | bad       -> fast       (many are bad, all at once)
+                                                                -> gray       (some are bad, for long)
+```
+
+Each statistic is a CUSUM: it grows by the logarithm of how much likelier an observation is if the endpoint is faulty,
+falls by as much where it is not, and never below 0. It trips at ln(1 / false_alarm). A window's ratio or quantile would
+have to be both long enough to be sure and short enough to be quick; a sum of evidence is as quick as the evidence is
+strong. (Page 1954; Lorden 1971 for its optimality.)
+
+1. An answer is bad if the endpoint failed it, or if it is late: its first token after `exp(expected + tau)`, or a
+   silence within it longer than usual. Lateness counts when it happens and not when the answer ends: an engine that
+   hangs ends nothing. It counts once, whatever comes after, a client's leaving too.
+2. How many bad answers are normal is learnt (`normal`), and so is how long a first token should take: the model's line
+   (`latency`), plus the endpoint's own slow offset, plus what all have in common now.
+3. What a first token adds to `location` is bounded on both sides, so that no single answer opens or excuses anything.
+4. Nothing is judged until `min_samples` answers ended: the breaker's fixed rules serve meanwhile, and always beside.
+5. Guards, each there because a run failed without it: overload, capacity and panic (`normal`). Where most of the
+   evidence is slowness it must have lasted for `SPAN_S`, too: a hiccup delays many answers and is one event.
+6. One session charges an endpoint with at most `SESSION_CHARGES` bad answers in `SESSION_S`: a poisoned session must
+   not take endpoint after endpoint.
+7. A detector belongs to one generation of its breaker: evidence of an older one is dropped, and the first of a new one
+   begins at nothing; after a recovery at a share of the threshold, so that a relapse is found sooner (Lucas and
+   Crosier 1982, fast initial response).
+8. What other sidecars saw comes in as counts (`absorb`) and adds up like our own. `share` gives ours.
+"""
+
+from math import ceil, exp, inf, log
+from typing import Final
+
+import msgspec
+
+from sidecar.core.breaker import Permit, State
+from sidecar.core.detector import REMEMBERED, Detector, Expectation
+from sidecar.core.latency import Line, Sample, log_s, seconds_of
+from sidecar.core.normal import Normal
+from sidecar.kernel.ids import EndpointKey, SessionId
+from sidecar.kernel.outcome import Result
+from sidecar.policy.schema import Adaptive
+
+MAX_LINES: Final = 64  # models and versions with a line of their own; clients make names up
+MAX_ACTIVE: Final = 512  # endpoints looked at each second; of more, the others' turn comes with the next
+MOST_LEFT: Final = 1.5  # one answer's part in an offset
+TRIAL_BAD: Final = 6.0  # the location statistic of the probes, from which they speak against the endpoint
+SPAN_S: Final = 1.0
+Z_LOW: Final = -3.0
+Z_HIGH: Final = 3.5
+LEAST_DELTA: Final = 1.0
+LN2: Final = 0.6931471805599453
+SURE: Final = 3.0  # ln of how much likelier "well" must be before a breaker closes
+MOST_PROOFS: Final = 80
+LOCATION_PROOFS: Final = 5
+
+LATE: Final = "late"
+SILENT: Final = "silent"
+ERROR: Final = "error"
+POOLED: Final = "pooled"
+LOCATION: Final = "location"
+_CLOSED: Final = State.CLOSED
+_SUCCESS: Final = Result.SUCCESS
+_FAILURE: Final = Result.FAILURE
+_IGNORED: Final = Result.IGNORED
+
+
+class Trip(msgspec.Struct, frozen=True):
+    """Enough evidence. `why` is `fast`, `gray` or `location`; so many good `proofs` in a row would outweigh it."""
+
+    why: str
+    evidence: str
+    proofs: int
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What one sidecar saw of one endpoint since it last said so; sums, so that they may be added in any order.
+
+    `location` is the sum of the location statistic's steps. `generation` is that of the sender's breaker.
+    """
+
+    endpoint: EndpointKey
+    good: int
+    bad: int
+    location: float
+
+
+class Detection:
+    """The detectors of one service, and what they have in common. Times are monotonic seconds.
+
+    `expect`, `first_token`, `late` and `ended` are on the request's path, in this order; `tick` is to be called once a
+    second. `size` is how many endpoints the service has, `floor` how many of them must stay closed, `active` who was
+    heard of lately.
+    """
+
+    __slots__ = (
+        "_fast",
+        "_gray",
+        "_in_flight",
+        "_late_min_s",
+        "_lines",
+        "_location",
+        "_ticked_at",
+        "active",
+        "floor",
+        "normal",
+        "results",
+        "rule",
+        "size",
+        "threshold",
+    )
+
+    def __init__(self, rule: Adaptive, now: float) -> None:
+        self._lines: dict[tuple[str, str], Line] = {}
+        self.active: list[Detector] = []
+        self.normal = Normal(rule)
+        self.results = 0
+        self._ticked_at = now
+        self.size = 0
+        self.floor = 0
+        self.use(rule)
+
+    def use(self, rule: Adaptive) -> None:
+        """Takes new numbers; what was learnt stays."""
+        self.rule = rule
+        self.threshold = -log(rule.false_alarm)
+        self._fast = "fast" in rule.statistics
+        self._gray = "gray" in rule.statistics
+        self._location = "location" in rule.statistics
+        self._in_flight = rule.in_flight
+        self._late_min_s = float(rule.late_min_s)
+        for line in self._lines.values():
+            line.use(rule)
+        self.normal.use(rule)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough answers ended for the detector to judge; the fixed rules do until then."""
+        return self.results >= self.rule.min_samples
+
+    # On the request's path.
+
+    def expect(
+        self,
+        detector: Detector,
+        permit: Permit,
+        model: str,
+        size_bytes: int,
+        in_flight: int,
+        session: SessionId | None,
+    ) -> "Expectation":
+        """What the next attempt on an endpoint should take. `model` "": its answer has no first token to time."""
+        if not model:
+            return Expectation(detector, permit, "", None, 0.0, 0.0, 0, inf, inf, session)
+        # An endpoint's own queue explains its latency only as far as the others' does.
+        load = float(in_flight)
+        if load > self.normal.load_cap:
+            load = self.normal.load_cap
+        line = detector.line
+        if line is None or model != detector.model:
+            line = self._lines.get((model, detector.version))
+            if line is None:
+                return Expectation(detector, permit, model, None, 0.0, load, size_bytes, inf, inf, session)
+            detector.model = model
+            detector.line = line
+        expected = line.expected(size_bytes, load) + detector.offset + self.normal.common
+        if not line.ready or not self._in_flight:
+            return Expectation(detector, permit, model, line, expected, load, size_bytes, inf, inf, session)
+        late_s = seconds_of(expected + line.tau)
+        if late_s < self._late_min_s:
+            late_s = self._late_min_s
+        return Expectation(detector, permit, model, line, expected, load, size_bytes, late_s, line.late_gap_s, session)
+
+    def first_token(self, expectation: "Expectation", took_s: float, now: float) -> Trip | None:
+        """A first token came, `took_s` after the request was sent. `expectation.bad` is set if that is too late."""
+        detector = expectation.detector
+        breaker = detector.breaker
+        if expectation.permit.generation != breaker.generation or not expectation.model:
+            return None
+        detector.begin(self.threshold)
+        took = log_s(took_s)
+        line = expectation.line
+        if line is None:
+            line = self._new_line(expectation.model, detector.version, now)
+            if line is None:
+                return None
+            expectation.expected = line.expected(expectation.size_bytes, expectation.load)
+        left = took - expectation.expected
+        late = line.ready and left > line.tau and took_s > self._late_min_s
+        if breaker.state is not _CLOSED:
+            if line.ready:
+                spread = line.spread
+                delta = max(LEAST_DELTA, LN2 / spread)
+                detector.trial += delta * (min(Z_HIGH, max(Z_LOW, left / spread)) - 0.5 * delta)
+                expectation.bad = expectation.bad or late
+            return None
+        if self.normal.overload:
+            return None
+        if not detector.active:
+            self._activate(detector)
+        if len(line.pending) < line.per_tick:
+            line.pending.append(Sample(took, expectation.size_bytes, expectation.load, detector.offset))
+        bounded = left
+        if bounded > MOST_LEFT:
+            bounded = MOST_LEFT
+        elif not bounded >= -MOST_LEFT:
+            bounded = -MOST_LEFT
+        detector.left_n += 1
+        detector.left_sum += bounded
+        if not line.ready or expectation.bad:
+            return None
+        trip = self._locate(detector, line, left, now) if self._location else None
+        if late:
+            expectation.bad = True
+            return trip or self._bad(detector, LATE, expectation.session, now)
+        return trip
+
+    def late(self, expectation: "Expectation", word: str, now: float) -> Trip | None:
+        """An attempt that still runs is late: LATE, no first token yet, or SILENT, no next one. Sets `bad`."""
+        detector = expectation.detector
+        breaker = detector.breaker
+        if expectation.permit.generation != breaker.generation or expectation.bad:
+            return None
+        if breaker.state is not _CLOSED:
+            expectation.bad = True
+            return None
+        if self.normal.overload:
+            return None
+        detector.begin(self.threshold)
+        if not detector.active:
+            self._activate(detector)
+        expectation.bad = True
+        trip: Trip | None = None
+        line = expectation.line
+        if word == LATE and self._location and line is not None:
+            trip = self._locate(detector, line, Z_HIGH * line.spread, now)
+        return trip or self._bad(detector, word, expectation.session, now)
+
+    def ended(self, expectation: "Expectation", failed: bool, waited: bool, theirs: bool, now: float) -> Trip | None:
+        """An attempt succeeded or failed.
+
+        `waited`: it failed by a deadline, and overload excuses that. `theirs`: it may have been the session's doing.
+        """
+        detector = expectation.detector
+        breaker = detector.breaker
+        if expectation.permit.generation != breaker.generation or breaker.state is not _CLOSED:
+            return None
+        self.results += 1
+        if expectation.bad:
+            return None
+        detector.begin(self.threshold)
+        if not detector.active:
+            self._activate(detector)
+        if failed:
+            if waited and self.normal.overload:
+                detector.recent_n += 1.0
+                detector.recent_bad += 1.0
+                return None
+            return self._bad(detector, ERROR, expectation.session if theirs else None, now)
+        detector.recent_n += 1.0
+        detector.panic_n += 1.0
+        detector.shared_good += 1
+        fast = detector.fast
+        if fast > 0.0:
+            fast += self.normal.good_fast
+            detector.fast = fast if fast > 0.0 else 0.0
+        gray = detector.gray
+        if gray > 0.0:
+            gray += self.normal.good_gray
+            detector.gray = gray if gray > 0.0 else 0.0
+            detector.n += 1
+        return None
+
+    def verdict(self, expectation: "Expectation", result: Result) -> Result:
+        """What a probe proves that ended as `result`: a success that was late is none.
+
+        After a trip for location one that is well only by itself proves nothing yet: all of them together must lean to
+        well.
+        """
+        if result is not _SUCCESS:
+            return result
+        if expectation.bad:
+            return _FAILURE
+        detector = expectation.detector
+        if detector.tripped == LOCATION and expectation.model:
+            if detector.trial > TRIAL_BAD:
+                return _FAILURE
+            if detector.trial > 0.0:
+                return _IGNORED
+        return result
+
+    # The other sidecars.
+
+    def share(self) -> list[Counts]:
+        """What was seen since the last call, of every endpoint of which something was."""
+        said: list[Counts] = []
+        for detector in self.active:
+            if detector.shared_good or detector.shared_bad or detector.shared_location != 0.0:
+                said.append(
+                    Counts(
+                        EndpointKey(detector.breaker.key),
+                        detector.shared_good,
+                        detector.shared_bad,
+                        detector.shared_location,
+                    )
+                )
+                detector.shared_good = detector.shared_bad = 0
+                detector.shared_location = 0.0
+        return said
+
+    def absorb(self, detector: Detector, counts: Counts, now: float) -> Trip | None:
+        """Adds what another sidecar saw. Its sessions are its own affair: it has left out what one session did."""
+        if detector.breaker.state is not _CLOSED:
+            return None
+        detector.begin(self.threshold)
+        if not detector.active:
+            self._activate(detector)
+        detector.recent_n += counts.good + counts.bad
+        detector.panic_n += counts.good + counts.bad
+        self.results += counts.good + counts.bad
+        detector.fast = max(0.0, detector.fast + counts.good * self.normal.good_fast)
+        detector.gray = max(0.0, detector.gray + counts.good * self.normal.good_gray)
+        if detector.gray > 0.0:
+            detector.n += counts.good
+        trip: Trip | None = None
+        if self._location and counts.location != 0.0 and not self.normal.overload:
+            detector.location = max(0.0, detector.location + counts.location)
+            if detector.location >= self.rule.location_trip:
+                trip = self._located(detector, now)
+        for _ in range(min(counts.bad, REMEMBERED)):
+            trip = trip or self._counted_bad(detector, POOLED, None, now)
+        return trip
+
+    # Once a second.
+
+    def tick(self, now: float) -> bool:
+        """Learns, and weighs what is normal; True if panic began: every breaker is to close."""
+        elapsed_s = min(60.0, max(0.0, now - self._ticked_at))
+        self._ticked_at = now
+        for line in self._lines.values():
+            line.learn(now)
+        active = self.active[:MAX_ACTIVE]
+        rest = self.active[MAX_ACTIVE:]
+        closed = [detector for detector in active if detector.breaker.state is _CLOSED]
+        began = self.normal.tick(active, closed, self.ready, self.floor, now, elapsed_s)
+        self.active = rest + [detector for detector in active if detector.active]
+        return began
+
+    def keep(self, detectors: list[Detector]) -> None:
+        """Forgets the endpoints that are not among these."""
+        kept = {id(detector) for detector in detectors}
+        self.active = [detector for detector in self.active if id(detector) in kept]
+
+    # Our own.
+
+    def _activate(self, detector: Detector) -> None:
+        detector.active = True
+        self.active.append(detector)
+
+    def _new_line(self, model: str, version: str, now: float) -> Line | None:
+        if len(model) > 256:
+            return None
+        line = self._lines.get((model, version))
+        if line is None:
+            if len(self._lines) >= MAX_LINES:
+                return None
+            line = self._lines[model, version] = Line(self.rule, now)
+        return line
+
+    def _bad(self, detector: Detector, word: str, session: SessionId | None, now: float) -> Trip | None:
+        detector.recent_n += 1.0
+        detector.recent_bad += 1.0
+        detector.panic_n += 1.0
+        detector.panic_bad += 1.0
+        if detector.charged(session, now):
+            return None
+        detector.shared_bad += 1
+        return self._counted_bad(detector, word, session, now)
+
+    def _counted_bad(self, detector: Detector, word: str, session: SessionId | None, now: float) -> Trip | None:
+        if detector.gray == 0.0:
+            detector.since = now
+            detector.n = detector.bad = detector.errors = detector.late = detector.gaps = 0
+        detector.n += 1
+        detector.bad += 1
+        if word == ERROR:
+            detector.errors += 1
+        elif word == LATE:
+            detector.late += 1
+        elif word == SILENT:
+            detector.gaps += 1
+        detector.bad_at.append(now)
+        detector.bad_by.append(session)
+        threshold = self.threshold
+        detector.fast = min(2.0 * threshold, detector.fast + self.normal.bad_fast)
+        detector.gray = min(2.0 * threshold, detector.gray + self.normal.bad_gray)
+        fast = self._fast and detector.fast >= threshold
+        if not fast and not (self._gray and detector.gray >= threshold):
+            return None
+        if not self.ready or detector.in_a_minute(now) < self.rule.min_bad:
+            return None
+        slow = 2 * detector.errors < detector.bad
+        if slow and (self.normal.overload or now - detector.since < SPAN_S or not self._may_slow()):
+            return None
+        return self._tripped(detector, "fast" if fast else "gray", now)
+
+    def _may_slow(self) -> bool:
+        """Whether slowness may open: there are others to be slower than, and they could carry the load."""
+        return self.size >= 2 and (self.normal.capacity or not self.rule.guards)
+
+    def _locate(self, detector: Detector, line: Line, left: float, now: float) -> Trip | None:
+        if not self._location:
+            return None
+        spread = line.spread
+        delta = LN2 / spread
+        if delta < LEAST_DELTA:
+            delta = LEAST_DELTA
+        z = left / spread
+        if z > Z_HIGH:
+            z = Z_HIGH
+        elif not z >= Z_LOW:
+            z = Z_LOW
+        step = delta * (z - 0.5 * delta)
+        detector.shared_location += step
+        location = detector.location + step
+        if location <= 0.0:
+            detector.location = 0.0
+            detector.location_n = 0
+            detector.location_sum = 0.0
+            return None
+        if not detector.location_n:
+            detector.location_at = now
+        detector.location = min(location, 2.0 * self.rule.location_trip)
+        detector.location_n += 1
+        detector.location_sum += left
+        if location < self.rule.location_trip:
+            return None
+        return self._located(detector, now)
+
+    def _located(self, detector: Detector, now: float) -> Trip | None:
+        if not self.ready or now - detector.location_at < SPAN_S or not self._may_slow():
+            return None
+        detector.tripped = LOCATION
+        count = max(1, detector.location_n)
+        evidence = (
+            f"first tokens took {exp(min(8.0, detector.location_sum / count)):.1f} times what was expected over the "
+            f"last {count} answers in {max(0.0, now - detector.location_at):.1f} s; location {detector.location:.1f} "
+            f"of {self.rule.location_trip:g}"
+        )
+        return Trip(LOCATION, evidence, LOCATION_PROOFS)
+
+    def _tripped(self, detector: Detector, why: str, now: float) -> Trip:
+        detector.tripped = why
+        n, bad = max(1, detector.n), detector.bad
+        parts = [
+            f"{count} {word}"
+            for count, word in (
+                (detector.errors, "failed"),
+                (detector.late, "late"),
+                (detector.gaps, "silent"),
+                (bad - detector.errors - detector.late - detector.gaps, "seen by other sidecars"),
+            )
+            if count > 0
+        ]
+        value = detector.fast if why == "fast" else detector.gray
+        evidence = (
+            f"{bad} of {n} answers bad in {max(0.0, now - detector.since):.1f} s ({', '.join(parts)}), "
+            f"{100 * self.normal.background:.2g} % expected; {why} {value:.1f} of {self.threshold:.1f}, "
+            f"a false alarm in {1 / self.rule.false_alarm:.0e} answers"
+        )
+        ratio = 0.5 * bad / n if why == "fast" else 0.05
+        return Trip(why, evidence, self._proofs(max(0.05, ratio)))
+
+    def _proofs(self, ratio: float) -> int:
+        """How many good answers in a row make `background` likelier than `ratio` by e^SURE (Wald's test)."""
+        ratio = min(0.95, max(ratio, 2.0 * self.normal.background))
+        return min(MOST_PROOFS, max(1, ceil(SURE / log((1.0 - self.normal.background) / (1.0 - ratio)))))

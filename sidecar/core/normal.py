@@ -1,0 +1,225 @@
+"""What is normal for the endpoints of a service together, weighed once a second: no answer is bad by itself.
+
+1. `background` is the ratio of bad answers to be expected: that of the healthier half of the endpoints, over the last
+   seconds or the last minutes, whichever is worse. A fault of all, such as a busy hour, raises it and trips nobody.
+2. `common` is how much slower than their line all are now; each endpoint's `offset` is how much it always is.
+3. `overload`: the load is beyond what was ever seen to work, or many fail everywhere, and yet something gets through.
+   Slowness is no evidence then, and nothing is learnt. `capacity`: the others could carry the load of one more that
+   opens. Both speak by the load at the 40th percentile: neither one endpoint that hangs nor half of them change it.
+4. `panic`: most answers of the healthier half fail. There is nowhere better to go; every breaker is to close.
+"""
+
+from math import exp, inf, log
+from typing import Final
+
+from sidecar.core.detector import Detector
+from sidecar.policy.schema import Adaptive
+
+RECENT_S: Final = 10.0  # over which "now" is told from "usually"
+LONG_S: Final = 600.0
+PRIOR: Final = 500.0  # answers' worth of belief in the policy's background ratio
+LOAD_S: Final = 120.0  # for a load to be known as normal
+COMMON_S: Final = 3.0
+PANIC_S: Final = 2.0
+OFFSET_S: Final = 300.0
+OFFSET_TICKS: Final = 20  # a new endpoint's first seconds count as a plain mean
+MOST_OFFSET: Final = 0.5
+MOST_COMMON: Final = 1.1  # ln 3
+OVERLOAD_TIMES: Final = 1.4
+OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
+OVERLOAD_S: Final = 15.0
+OVERLOAD_RATIO: Final = 0.1
+COMMON_RATIO: Final = 0.05
+PANIC_RATIO: Final = 0.5
+CALM_RATIO: Final = 0.2
+CALM_COMMON: Final = 0.2  # of ln seconds: a fifth slower than the line, all together
+FEWEST_IN_PANIC: Final = 5.0  # answers within PANIC_S
+MOST_BACKGROUND: Final = 0.6  # beyond, no ratio would be telling
+QUANTILE: Final = 0.4
+IDLE: Final = 0.01  # answers, decayed, below which an endpoint is not looked at until it is heard of
+
+
+class Normal:
+    """Written by `tick` alone. Times are monotonic seconds; `common` is of ln seconds.
+
+    `bad_fast`, `good_fast`, `bad_gray` and `good_gray` are what one answer adds to a statistic.
+    """
+
+    __slots__ = (
+        "_load",
+        "_load_max",
+        "_load_s",
+        "_long_bad",
+        "_long_n",
+        "_overload_until",
+        "_rule",
+        "background",
+        "bad_fast",
+        "bad_gray",
+        "capacity",
+        "common",
+        "good_fast",
+        "good_gray",
+        "load_cap",
+        "overload",
+        "panic",
+    )
+
+    def __init__(self, rule: Adaptive) -> None:
+        self._load = 0.0
+        self._load_max = 0.0
+        self._load_s = 0.0
+        self._long_n = 0.0
+        self._long_bad = 0.0
+        self._overload_until = -inf
+        self.load_cap = inf
+        self.capacity = True
+        self.common = 0.0
+        self.overload = False
+        self.panic = False
+        self.use(rule)
+
+    def use(self, rule: Adaptive) -> None:
+        """Takes new numbers; what was learnt stays."""
+        self._rule = rule
+        self._weigh(rule.background)
+
+    @property
+    def excuses(self) -> bool:
+        """Whether so much is bad everywhere that no session is to blame for more of it."""
+        return self.overload or self.panic or self.background > COMMON_RATIO
+
+    def tick(
+        self, active: list[Detector], closed: list[Detector], ready: bool, floor: int, now: float, elapsed_s: float
+    ) -> bool:
+        """Weighs what `active` endpoints, `closed` of them, showed since the last time; True if panic began.
+
+        `ready`: enough answers were counted; `floor`: how many endpoints must stay closed, 0: panic has no use.
+        """
+        self._learn_offsets(closed, elapsed_s)
+        half = _healthier_half(closed)
+        self._weigh_background(half, len(closed), elapsed_s)
+        self._weigh_load(closed, ready, now, elapsed_s)
+        began = self._watch_for_panic(half, len(closed), floor)
+        recent, common, panic = exp(-elapsed_s / RECENT_S), exp(-elapsed_s / COMMON_S), exp(-elapsed_s / PANIC_S)
+        for detector in active:
+            detector.recent_n *= recent
+            detector.recent_bad *= recent
+            detector.common_n *= common
+            detector.common_sum *= common
+            detector.panic_n *= panic
+            detector.panic_bad *= panic
+            quiet = detector.recent_n < IDLE and detector.common_n < IDLE
+            if quiet and not detector.shared_good and not detector.shared_bad:
+                detector.active = False
+        return began
+
+    def _weigh(self, background: float) -> None:
+        p = min(MOST_BACKGROUND, max(self._rule.background, background))
+        self.background = p
+        fast = min(0.95, max(self._rule.fast_ratio, 3.0 * p))
+        gray = min(0.9, max(self._rule.gray_ratio, 6.0 * p))
+        self.bad_fast = log(fast / p)
+        self.good_fast = log((1.0 - fast) / (1.0 - p))
+        self.bad_gray = log(gray / p)
+        self.good_gray = log((1.0 - gray) / (1.0 - p))
+
+    def _learn_offsets(self, closed: list[Detector], elapsed_s: float) -> None:
+        """What each is slower than its line, and what all are together; their sum is what `left` leaves out."""
+        means: list[float] = []
+        centre = 0.0
+        for detector in closed:
+            centre += detector.offset
+        if closed:
+            # Only what the line does not say already: together they are on the line.
+            centre *= min(1.0, elapsed_s / COMMON_S) / len(closed)
+        for detector in closed:
+            detector.offset -= centre
+            count = detector.left_n
+            if count:
+                left = detector.left_sum / count
+                detector.left_n = 0
+                detector.left_sum = 0.0
+                detector.common_n += count
+                detector.common_sum += count * (left + self.common)
+                detector.ticks += 1
+                pace = 1.0 / (detector.ticks + 1) if detector.ticks < OFFSET_TICKS else min(1.0, elapsed_s / OFFSET_S)
+                moved = detector.offset + pace * left
+                detector.offset = min(MOST_OFFSET, max(-MOST_OFFSET, moved))
+            if detector.common_n >= 1.0:
+                means.append(detector.common_sum / detector.common_n)
+        if len(means) >= 2:
+            means.sort()
+            common = means[int(QUANTILE * (len(means) - 1))]
+            self.common = min(MOST_COMMON, max(-MOST_COMMON, common))
+        else:
+            self.common = 0.0
+
+    def _weigh_background(self, half: list[Detector], closed: int, elapsed_s: float) -> None:
+        n = sum([detector.recent_n for detector in half])
+        bad = sum([detector.recent_bad for detector in half])
+        # What was counted over RECENT_S is taken in over as long.
+        share = elapsed_s / RECENT_S
+        keep = exp(-elapsed_s / LONG_S)
+        if not self.overload:
+            self._long_n = self._long_n * keep + n * share
+            self._long_bad = self._long_bad * keep + bad * share
+        usual = (self._long_bad + PRIOR * self._rule.background) / (self._long_n + PRIOR)
+        # A lone endpoint is its own better half: its failing would excuse itself.
+        current = bad / n if n >= 5.0 and closed >= 2 else 0.0
+        self._weigh(max(usual, current))
+
+    def _weigh_load(self, closed: list[Detector], ready: bool, now: float, elapsed_s: float) -> None:
+        if not closed:
+            return
+        loads = sorted([float(detector.in_flight) for detector in closed])
+        load = loads[int(QUANTILE * (len(loads) - 1))]
+        self.load_cap = 1.5 * load + 4.0 if len(loads) >= 2 else inf
+        self._load_s += elapsed_s
+        pace = min(1.0, elapsed_s / 5.0)
+        self._load += pace * (load - self._load)
+        ratios = sorted([_recent_ratio(detector) for detector in closed])
+        most = OVERLOAD_TIMES * self._load_max + OVERLOAD_SLACK
+        failing = ratios[int(QUANTILE * (len(ratios) - 1))]
+        if self._rule.guards and ready and len(closed) >= 2:
+            if (self._load_s >= LOAD_S and self._load > most) or failing > OVERLOAD_RATIO:
+                self._overload_until = now + OVERLOAD_S
+            # Where nothing gets through it is no mere overload, and what fails shall open if there is a fallback.
+            self.overload = now < self._overload_until and failing < PANIC_RATIO
+        else:
+            self.overload = False
+        if self._load > self._load_max:
+            # What lasts and is explained becomes normal; while there is no normal yet, at once.
+            calm = not self.overload or (self.common < CALM_COMMON and failing < CALM_RATIO)
+            pace = min(1.0, elapsed_s / (LOAD_S if calm else LONG_S)) if self._load_s >= LOAD_S else 1.0
+            self._load_max += pace * (self._load - self._load_max)
+        else:
+            self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / (6.0 * LONG_S))
+        count = len(closed)
+        mean = sum(loads) / count
+        self.capacity = count >= 2 and min(mean, self.load_cap) * count / (count - 1) <= most
+
+    def _watch_for_panic(self, half: list[Detector], closed: int, floor: int) -> bool:
+        n = sum([detector.panic_n for detector in half])
+        bad = sum([detector.panic_bad for detector in half])
+        ratio = bad / n if n > 0.0 else 0.0
+        before = self.panic
+        if not self._rule.guards or floor == 0:
+            self.panic = False
+        elif before:
+            self.panic = ratio > CALM_RATIO
+        else:
+            self.panic = closed > 0 and n >= FEWEST_IN_PANIC and ratio > PANIC_RATIO
+        return self.panic and not before
+
+
+def _healthier_half(closed: list[Detector]) -> list[Detector]:
+    detectors = [detector for detector in closed if detector.recent_n > 0.0]
+    if len(detectors) < 2:
+        return detectors
+    ranked = sorted(detectors, key=_recent_ratio)
+    return ranked[: len(ranked) // 2]
+
+
+def _recent_ratio(detector: Detector) -> float:
+    return detector.recent_bad / detector.recent_n if detector.recent_n > 0.0 else 0.0
