@@ -399,8 +399,7 @@ class Detection:
             return None
         if not self.ready or detector.in_a_minute(now) < self.rule.min_bad:
             return None
-        slow = 2 * detector.errors < detector.bad
-        if slow and (self.normal.overload or now - detector.since < SPAN_S or not self._may_slow()):
+        if detector.slow and (self.normal.overload or now - detector.since < SPAN_S or not self._may_slow()):
             return None
         return self._tripped(detector, "fast" if fast else "gray", now)
 

@@ -116,6 +116,18 @@ class Detector:
             self.fast = self.gray = HEAD_START * threshold
             self.tripped = ""
 
+    @property
+    def slow(self) -> bool:
+        """Whether what speaks against it is slowness more than failures."""
+        return 2 * self.errors < self.bad
+
+    def forgive(self) -> None:
+        """Drops what slowness says: it was not the endpoint's own."""
+        self.location = self.location_sum = 0.0
+        self.location_n = 0
+        if self.slow:
+            self.fast = self.gray = 0.0
+
     def charged(self, session: SessionId | None, now: float) -> bool:
         """Whether `session` has charged this endpoint as often as one may."""
         if session is None:

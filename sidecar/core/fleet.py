@@ -46,7 +46,8 @@ _FAILURE: Final = Result.FAILURE
 class BreakerView(msgspec.Struct, frozen=True):
     """A breaker as operators see it. Times are monotonic seconds; `version` grows with every change.
 
-    `retry_at` is when a refused client should ask again: now, if none is refused.
+    `retry_at` is when a refused client should ask again: now, if none is refused. `evidence` is what the last change was
+    concluded from, of one that is not closed what opened it; empty if it never moved.
     """
 
     scope: Scope
@@ -58,6 +59,7 @@ class BreakerView(msgspec.Struct, frozen=True):
     why: str
     by: str
     retry_at: float
+    evidence: str
 
 
 class Times:
@@ -425,7 +427,7 @@ class Fleet:
         for service in list(self.services.values()):
             for b in service.breakers():
                 yield BreakerView(
-                    b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by, b.retry_at(now)
+                    b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by, b.retry_at(now), b.evidence
                 )
 
     def override(self, scope: Scope, key: str, action: Action, now: float, by: str) -> list[Transition] | None:

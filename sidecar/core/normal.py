@@ -28,11 +28,11 @@ MOST_COMMON: Final = 1.1  # ln 3
 OVERLOAD_TIMES: Final = 1.4
 OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
 OVERLOAD_S: Final = 15.0
+OVERLOAD_LEARNT_S: Final = 300.0
 OVERLOAD_RATIO: Final = 0.1
 COMMON_RATIO: Final = 0.05
 PANIC_RATIO: Final = 0.5
 CALM_RATIO: Final = 0.2
-CALM_COMMON: Final = 0.2  # of ln seconds: a fifth slower than the line, all together
 FEWEST_IN_PANIC: Final = 5.0  # answers within PANIC_S
 MOST_BACKGROUND: Final = 0.6  # beyond, no ratio would be telling
 QUANTILE: Final = 0.4
@@ -103,6 +103,8 @@ class Normal:
         began = self._watch_for_panic(half, len(closed), floor)
         recent, common, panic = exp(-elapsed_s / RECENT_S), exp(-elapsed_s / COMMON_S), exp(-elapsed_s / PANIC_S)
         for detector in active:
+            if self.overload:
+                detector.forgive()
             detector.recent_n *= recent
             detector.recent_bad *= recent
             detector.common_n *= common
@@ -189,9 +191,9 @@ class Normal:
         else:
             self.overload = False
         if self._load > self._load_max:
-            # What lasts and is explained becomes normal; while there is no normal yet, at once.
-            calm = not self.overload or (self.common < CALM_COMMON and failing < CALM_RATIO)
-            pace = min(1.0, elapsed_s / (LOAD_S if calm else LONG_S)) if self._load_s >= LOAD_S else 1.0
+            # What lasts becomes normal, slowly; while there is no normal yet, at once.
+            pace = elapsed_s / (LOAD_S if not self.overload else OVERLOAD_LEARNT_S) if self._load_s >= LOAD_S else 1.0
+            pace = min(1.0, pace)
             self._load_max += pace * (self._load - self._load_max)
         else:
             self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / (6.0 * LONG_S))

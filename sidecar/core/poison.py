@@ -13,9 +13,16 @@ naming them:
    more than `nodes` to condemn by those. Who was there by chance is served elsewhere, and has to be unlucky again.
 3. The first strike is when the node died. What was sent to it later, while it has served nobody since, is no evidence:
    else an outage would condemn all traffic.
-4. A good answer, anywhere, clears the prompt. One that was under way when its node is said to have died shows that the
-   node did not: the strikes of that death are withdrawn. (Not within `SETTLING_S`: an answer may be read late.)
-5. After `ttl` without a further death a prompt is forgotten, condemned or not: refusing does not prolong it. Of more
+4. Of a crash only what was sent after the prompt's first strike adds to it: copies of one prompt that were on several
+   nodes when these went down together (a load test, a monitor, a deploy gone wrong) were sent when nothing was known of
+   it. A hang is not judged so: it takes a deadline until it is news.
+5. A good answer, anywhere, clears the prompt, and for `PROVEN_S` none of its deaths names it (as in 2). One that was
+   under way when its node is said to have died shows that the node did not: the strikes of that death are withdrawn.
+   (Not within `SETTLING_S`: an answer may be read late.)
+6. Refusing is there to protect others. Where nobody else was served since the prompt was condemned, it protects nobody:
+   then, every `TRIAL_S`, one request with it may go to a node that it is said to have killed, never to another. Traffic
+   that is all one prompt so outlives an outage of everything, which looks the same as poison.
+7. After `ttl` without a further death a prompt is forgotten, condemned or not: refusing does not prolong it. Of more
    than `max`, those are forgotten first that are not condemned, and of these the oldest: engines that hang make
    suspects by the hundred.
 
@@ -25,6 +32,7 @@ decides first, and only who is as long as a suspect is hashed.
 
 from collections import OrderedDict
 from hashlib import blake2b
+from math import inf
 from typing import Final
 
 import msgspec
@@ -39,6 +47,14 @@ four at most three are innocent, who must then meet another death within `ttl`, 
 SETTLING_S: Final = 1.0
 """An answer that the engine sent before it died may be read after the news of its death: by a turn of the loop, or by
 a second where the loop is busy."""
+
+PROVEN_S: Final = 60.0
+"""How long a prompt that was suspected, and then served, is taken to be none that kills for sure. Not prolonged by more
+good answers: traffic that is all one prompt would be looked at for ever."""
+
+TRIAL_S: Final = 15.0
+"""How long after the last death or trial a condemned prompt may be tried, where nobody else is served. About as long
+as a node's breaker waits; an engine that died takes longer to come back."""
 
 KEPT_BYTES: Final = 16 * 1024
 """Bodies up to this size are kept while their streams flow, for an engine may die in mid-answer. Longer ones can be
@@ -58,15 +74,28 @@ class Condemned(msgspec.Struct, frozen=True):
 
 
 class Suspect:
-    """A prompt that was on nodes when they died. `deaths`: whether it was named by that node's death."""
+    """A prompt that was on nodes when they died, first at `since`. `deaths`: whether that node's death named it."""
 
-    __slots__ = ("at", "condemned", "deaths", "length")
+    __slots__ = ("at", "condemned", "condemned_at", "deaths", "length", "since", "tried_at")
 
     def __init__(self, length: int, at: float) -> None:
         self.length = length
         self.at = at
+        self.since = at
         self.deaths: dict[EndpointKey, bool] = {}
         self.condemned = False
+        self.condemned_at = at
+        self.tried_at = at
+
+
+class Proof:
+    """A good answer to a prompt that had been suspected, at `at`."""
+
+    __slots__ = ("at", "length")
+
+    def __init__(self, length: int, at: float) -> None:
+        self.length = length
+        self.at = at
 
 
 class Death:
@@ -94,6 +123,8 @@ class Suspects:
         "_max",
         "_mode",
         "_nodes",
+        "_others_at",
+        "_proven",
         "_service",
         "_table",
         "_ttl_s",
@@ -107,9 +138,11 @@ class Suspects:
         self._service = service
         self._key = key
         self._table: OrderedDict[bytes, Suspect] = OrderedDict()
+        self._proven: OrderedDict[bytes, Proof] = OrderedDict()
         self._lengths: dict[int, int] = {}
         self._deaths: dict[EndpointKey, Death] = {}
         self._latest = 0.0
+        self._others_at = -inf
         self.armed = False
         self.condemnations = 0
         self.shadow_refused = 0
@@ -127,6 +160,8 @@ class Suspects:
         self.kept_bytes = 0 if rule.mode == "off" else KEPT_BYTES
         if rule.mode == "off":
             self._deaths.clear()
+            while self._proven:
+                self._short(self._proven.popitem()[1].length)
         while self._table and (len(self._table) > self._max or rule.mode == "off"):
             self._forget(self._least())
         for suspect in self._table.values():
@@ -167,11 +202,19 @@ class Suspects:
         return True
 
     def strike(
-        self, mark: bytes, length: int, node: EndpointKey, sent_at: float, others: int, now: float
+        self,
+        mark: bytes,
+        length: int,
+        node: EndpointKey,
+        sent_at: float,
+        others: int,
+        now: float,
+        *,
+        hung: bool = False,
     ) -> Condemned | None:
         """The node died with this request on it; `others` are still out there. Returns the condemnation, if it is one.
 
-        `sent_at` is when the node got the request.
+        `sent_at` is when the node got the request. `hung`: it did not crash, but fell silent.
         """
         if self._mode == "off":
             return None
@@ -187,14 +230,18 @@ class Suspects:
         suspect = self._table.get(mark)
         if suspect is None:
             suspect = self._table[mark] = Suspect(length, now)
-            self._lengths[length] = self._lengths.get(length, 0) + 1
+            self._long(length)
+        elif not hung and sent_at < suspect.since and node not in suspect.deaths:
+            return None
         else:
             self._table.move_to_end(mark)
-        suspect.at = now
-        named = len(death.marks) + others <= ALONE
+        suspect.at = suspect.tried_at = now
+        named = len(death.marks) + others <= ALONE and mark not in self._proven
         suspect.deaths[node] = named or suspect.deaths.get(node, False)
         condemned = not suspect.condemned and self._enough(suspect)
-        suspect.condemned = suspect.condemned or condemned
+        if condemned:
+            suspect.condemned = True
+            suspect.condemned_at = now
         if len(self._table) > self._max:
             self._forget(self._least())
         if not condemned:
@@ -202,8 +249,18 @@ class Suspects:
         self.condemnations += 1
         return Condemned(self._service, mark[:4].hex(), tuple(suspect.deaths), self._ttl_s, self._mode)
 
-    def served(self, node: EndpointKey, sent_at: float, now: float) -> None:
-        """The node gave a good answer to what it got at `sent_at`. Asked only while `armed`."""
+    def trial(self, mark: bytes, now: float) -> tuple[EndpointKey, ...]:
+        """The nodes that may be tried with a refused prompt, this once; empty: none. Never one that it did not kill."""
+        suspect = self._table.get(mark)
+        if suspect is None or now < suspect.tried_at + TRIAL_S or self._others_at >= suspect.condemned_at:
+            return ()
+        suspect.tried_at = now
+        return tuple(suspect.deaths)
+
+    def served(self, mark: bytes, node: EndpointKey, sent_at: float, now: float) -> None:
+        """The node gave a good answer to what it got at `sent_at`; `mark` may be empty. Asked only while `armed`."""
+        if mark not in self._table and mark not in self._proven:
+            self._others_at = now
         death = self._deaths.get(node)
         if death is None:
             return
@@ -215,11 +272,18 @@ class Suspects:
         del self._deaths[node]
         self._settle()
 
-    def clear(self, mark: bytes) -> None:
+    def clear(self, mark: bytes, now: float) -> None:
         """The prompt got a good answer: it is no poison."""
-        if mark in self._table:
-            self._forget(mark)
-            self._settle()
+        suspect = self._table.get(mark)
+        if suspect is None:
+            return
+        self._forget(mark)
+        if mark not in self._proven:
+            self._proven[mark] = Proof(suspect.length, now)
+            self._long(suspect.length)
+            if len(self._proven) > self._max:
+                self._short(self._proven.popitem(last=False)[1].length)
+        self._settle()
 
     def _enough(self, suspect: Suspect) -> bool:
         deaths = suspect.deaths
@@ -239,8 +303,14 @@ class Suspects:
             # The clock went back: from here on everything has its time, and not longer.
             for suspect in self._table.values():
                 suspect.at = min(suspect.at, now)
+                suspect.since = min(suspect.since, now)
+                suspect.tried_at = min(suspect.tried_at, now)
+                suspect.condemned_at = min(suspect.condemned_at, now)
+            self._others_at = min(self._others_at, now)
             for death in self._deaths.values():
                 death.at = min(death.at, now)
+            for proof in self._proven.values():
+                proof.at = min(proof.at, now)
         self._latest = now
         oldest_kept = now - self._ttl_s
         while self._table:
@@ -253,6 +323,12 @@ class Suspects:
             if death.at > oldest_kept:
                 break
             del self._deaths[node]
+        while self._proven:
+            mark, proof = next(iter(self._proven.items()))
+            if proof.at > now - PROVEN_S:
+                break
+            del self._proven[mark]
+            self._short(proof.length)
         self._settle()
 
     def _least(self) -> bytes:
@@ -263,7 +339,12 @@ class Suspects:
         return next(iter(self._table))
 
     def _forget(self, mark: bytes) -> None:
-        length = self._table.pop(mark).length
+        self._short(self._table.pop(mark).length)
+
+    def _long(self, length: int) -> None:
+        self._lengths[length] = self._lengths.get(length, 0) + 1
+
+    def _short(self, length: int) -> None:
         left = self._lengths[length] - 1
         if left:
             self._lengths[length] = left
@@ -271,4 +352,4 @@ class Suspects:
             del self._lengths[length]
 
     def _settle(self) -> None:
-        self.armed = bool(self._table or self._deaths)
+        self.armed = bool(self._table or self._deaths or self._proven)
