@@ -24,13 +24,17 @@ class RetryBudget:
         """Counts a request (its first attempt)."""
         self._window.count(now, False)
 
-    def take(self, now: float) -> bool:
-        """Whether one more retry may go out; True spends it."""
+    def has(self, now: float) -> bool:
+        """Whether one more retry might go out."""
         window = self._window
         window.advance(now)
-        if window.marked >= max(self.minimum, self.ratio * (window.total - window.marked)):
+        return window.marked < max(self.minimum, self.ratio * (window.total - window.marked))
+
+    def take(self, now: float) -> bool:
+        """Whether one more retry may go out; True spends it."""
+        if not self.has(now):
             return False
-        window.count(now, True)
+        self._window.count(now, True)
         return True
 
     def use(self, ratio: float, minimum: int, window_s: float, now: float) -> None:

@@ -46,8 +46,8 @@ _FAILURE: Final = Result.FAILURE
 class BreakerView(msgspec.Struct, frozen=True):
     """A breaker as operators see it. Times are monotonic seconds; `version` grows with every change.
 
-    `retry_at` is when a refused client should ask again: now, if none is refused. `evidence` is what the last change was
-    concluded from, of one that is not closed what opened it; empty if it never moved.
+    `retry_at` is when a refused client should ask again: now, if none is refused. `evidence` is what the last change
+    was concluded from, of one that is not closed what opened it; empty if it never moved.
     """
 
     scope: Scope
@@ -108,6 +108,8 @@ class ServiceState:
         "copies",
         "detection",
         "fallback",
+        "hedge",
+        "hedge_shadowed",
         "local_first",
         "name",
         "nodes",
@@ -136,6 +138,8 @@ class ServiceState:
         self.suspects = Suspects(policy.name, policy.breakers.request.poison, poison_key)
         self.detection: Detection | None = None
         """The detector; None where the policy has the fixed rules alone."""
+        self.hedge_shadowed = 0
+        """Late requests that enforcing would have moved."""
         self._session_breakers: dict[SessionId, Breaker] = {}
         self._pools: dict[tuple[str, VersionName | None], Pool] = {}
         self._read(policy)
@@ -226,6 +230,7 @@ class ServiceState:
         """What every request reads, as plain attributes: read from the policy once per policy."""
         self.times = Times(policy.deadlines)
         self.attempts = policy.retry.attempts
+        self.hedge = policy.hedge.mode
         self.body_bytes = policy.limits.body_bytes
         self.fallback = ServiceName(policy.fallback)
         self.request_key = policy.breakers.request.key

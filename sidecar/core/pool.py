@@ -48,7 +48,8 @@ class Unavailable(msgspec.Struct, frozen=True):
 class Node:
     """One endpoint of one service. `reply_lines` are the header lines that name it on an answer.
 
-    `detector` watches what its attempts tell; None where the fixed rules alone judge. `in_flight` is ours (whoever
+    `detector` watches what its attempts tell; None where the fixed rules alone judge. `late` counts attempts that were
+    late while they ran. `in_flight` is ours (whoever
     forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
     what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
     """
@@ -64,6 +65,7 @@ class Node:
         "healthy",
         "in_flight",
         "key",
+        "late",
         "reply_lines",
         "service",
         "version",
@@ -84,6 +86,7 @@ class Node:
         self.detector: Detector | None = None
         self.use(endpoint)
         self.in_flight = 0
+        self.late = 0
         self.waiting = 0
         self._overload_until = -inf
         self._draining = False

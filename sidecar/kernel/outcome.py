@@ -38,6 +38,7 @@ class Ending(StrEnum):
     TTFT_TIMEOUT = "ttft_timeout"
     TOKEN_GAP_TIMEOUT = "token_gap_timeout"  # noqa: S105 - a language model's token, not a secret
     TOTAL_TIMEOUT = "total_timeout"
+    LATE = "late"
     TRUNCATED = "truncated"
     ERROR_IN_BAND = "error_in_band"
     CLIENT_ERROR_IN_BAND = "client_error_in_band"
@@ -83,6 +84,9 @@ DOCTRINE: Final[dict[Ending, Verdict]] = {
     Ending.TOKEN_GAP_TIMEOUT: Verdict(_F, _F, False, Reason.TOKEN_GAP_TIMEOUT),
     # The whole request ran out of time: a node that kept its own deadlines is not at fault for a long answer.
     Ending.TOTAL_TIMEOUT: Verdict(_I, _I, False, Reason.TOTAL_TIMEOUT),
+    # We gave it up before its deadline, to try it elsewhere. That it was late is the detector's evidence, counted when it
+    # happened; of a fleet that is merely busy it would be none.
+    Ending.LATE: Verdict(_I, _I, True, Reason.TTFT_TIMEOUT),
     Ending.TRUNCATED: Verdict(_F, _F, True, Reason.UPSTREAM_TRUNCATED),
     Ending.ERROR_IN_BAND: Verdict(_F, _F, True, None),
     Ending.CLIENT_ERROR_IN_BAND: Verdict(_I, _I, False, None),
@@ -99,16 +103,10 @@ DOCTRINE: Final[dict[Ending, Verdict]] = {
     Ending.ABANDONED: Verdict(_I, _I, False, Reason.DRAINING),
 }
 
-DEADLY: Final = frozenset(
-    {
-        Ending.RESET_BEFORE_HEAD,
-        Ending.BAD_BYTES,
-        Ending.TRUNCATED,
-        Ending.HEAD_TIMEOUT,
-        Ending.TTFT_TIMEOUT,
-        Ending.TOKEN_GAP_TIMEOUT,
-    }
-)
+HANGS: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.TOKEN_GAP_TIMEOUT})
+"""The endings of an attempt whose node fell silent."""
+
+DEADLY: Final = HANGS | {Ending.RESET_BEFORE_HEAD, Ending.BAD_BYTES, Ending.TRUNCATED}
 """The endings of an attempt whose node crashed or hung, as far as one can see from here.
 
 An engine that could not be reached was dead before; one that answers with an error lives (but see

@@ -21,7 +21,7 @@ from sidecar.core.poison import Suspects
 from sidecar.core.split import pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey, VersionName
-from sidecar.kernel.outcome import DEADLY, DOCTRINE, Ending, Result
+from sidecar.kernel.outcome import DEADLY, DOCTRINE, HANGS, Ending, Result
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.flags import flag_of
@@ -35,7 +35,9 @@ from sidecar.wire.headers import is_safe_id
 from sidecar.wire.prompt import prompt_of
 from sidecar.wire.refusal import error_event
 
-_STILL_DEAF: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.OVERLOADED, Ending.OVERLOADED_IN_BAND})
+_STILL_DEAF: Final = frozenset(
+    {Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.LATE, Ending.OVERLOADED, Ending.OVERLOADED_IN_BAND}
+)
 """Endings after which the same endpoint is not asked again by the same request: it would only take as long."""
 
 
@@ -129,6 +131,7 @@ class Exchange:
         "_session_permit",
         "_status",
         "_total_at",
+        "_trial",
         "_tried",
         "_waiting",
         "_who",
@@ -160,6 +163,7 @@ class Exchange:
         self._kept = b""
         self._mark = b""
         self._prompt_bytes = 0
+        self._trial: tuple[EndpointKey, ...] = ()
         self._status = 0
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
@@ -342,6 +346,9 @@ class Exchange:
         self._serving = service
         self._tried = []
         self._deaf = []
+        if self._trial:
+            self._tried = [key for key in service.nodes if key not in self._trial]
+            self._deaf = list(self._tried)
         service.budget.request(now)
 
     def _fall_back(self, service: ServiceState, now: float) -> bool:
@@ -421,10 +428,14 @@ class Exchange:
         )
 
     def _poisoned(self, suspects: Suspects, now: float) -> bool:
-        """Refuse a prompt that too many nodes died of; False if it is none of those."""
+        """Refuse a prompt that too many nodes died of; False if it is none of those, or may be tried."""
         mark = self._mark_of(suspects, now, anew=False)
         if not mark or not suspects.refuses(mark, now):
             return False
+        if not self._attempts:
+            self._trial = suspects.trial(mark, now)
+            if self._trial:
+                return False
         self._refuse(Reason.POISONED_REQUEST, _SAID[Reason.POISONED_REQUEST])
         return True
 
@@ -437,14 +448,15 @@ class Exchange:
             mark = self._mark_of(suspects, now, anew=True)
             if mark:
                 size, sent_at = self._prompt_bytes, attempt.sent_at
-                condemned = suspects.strike(mark, size, node.key, sent_at, node.in_flight, now)
+                hung = ending in HANGS
+                condemned = suspects.strike(mark, size, node.key, sent_at, node.in_flight, now, hung=hung)
                 if condemned is not None:
                     self._pipeline.recorder.condemned(condemned)
         elif ending is _COMPLETE:
-            suspects.served(node.key, attempt.sent_at, now)
             mark = self._mark_of(suspects, now, anew=False)
+            suspects.served(mark, node.key, attempt.sent_at, now)
             if mark:
-                suspects.clear(mark)
+                suspects.clear(mark, now)
 
     def _mark_of(self, suspects: Suspects, now: float, *, anew: bool) -> bytes:
         """The prompt's fingerprint; empty where its bytes are gone, or where it is no suspect's and not `anew`."""
@@ -646,7 +658,26 @@ class Exchange:
         expectation, service = attempt.expectation, self._serving
         if expectation is not None and service is not None:
             silent = attempt.first_token_at > 0.0
-            self._transition(evidence.late(service, attempt.node, expectation, silent, self._pipeline.clock()))
+            now = self._pipeline.clock()
+            attempt.node.late += 1
+            self._transition(evidence.late(service, attempt.node, expectation, silent, now))
+            if service.hedge != "off" and self._may_move(service, attempt, now):
+                if service.hedge == "enforce":
+                    attempt.stop(Ending.LATE)
+                else:
+                    service.hedge_shadowed += 1
+
+    def _may_move(self, service: ServiceState, attempt: Attempt, now: float) -> bool:
+        """Whether a late request may be tried elsewhere: nothing was committed, somebody else may serve, and it is not
+        all of them that are late."""
+        call, detection = self._call, service.detection
+        if attempt.committed or call is None or not self._waiting or self._attempts >= service.attempts:
+            return False
+        if detection is None or detection.normal.excuses or not self._request.resendable or not service.budget.has(now):
+            return False
+        pool = service.pool(call.model, None)
+        pool.refresh(now)
+        return pool.may_serve([*self._tried, attempt.node.key], now)
 
     def reply_lines(self, attempt: Attempt) -> bytes:
         """Our header lines on an engine's answer."""
