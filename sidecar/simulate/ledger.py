@@ -7,7 +7,8 @@ The definitions are those that the breaker's experiment is judged by:
 2. D1: healthy engine x 10 s windows in which a breaker opened. D2: trips with no fault on that engine, nor within
    `GRACE_S` after one. A trip is closed to open; half open to open is a probe that failed. D3: good requests rejected.
 3. I1: affected requests that were not touched. I2: the same after the breaker of that engine had opened. I3: I1 and
-   those that were served within the SLO after all. I4: fault episodes that tripped.
+   those that were served within the SLO after all. I4: fault episodes that tripped. A fault of every engine at once has
+   its own figures only (`kinds`): there is no way around it, and keeping clients from it would be no merit.
 4. Good: would not have failed on its own, that is neither poisoned, nor affected, nor the engine's background error.
    Goodput is the share of the requests that are not poisoned that were served within the SLO.
 5. An episode is a fault on one engine as one sidecar sees it. Detection is from its begin to the first trip; recovery
@@ -88,7 +89,10 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one run, or of several added up; the shares are properties, None where there is nothing to share."""
+    """Counts of one run, or of several added up; the shares are properties, None where there is nothing to share.
+
+    `kinds` is by kind of fault, `everywhere` counts the faults of each kind that struck every engine.
+    """
 
     requests: int = 0
     good: int = 0
@@ -107,6 +111,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     recover_s: tuple[float, ...] = ()
     never_closed: int = 0
     kinds: dict[str, Tally] = {}
+    everywhere: dict[str, int] = {}
     failed: dict[str, int] = {}
     rejected: dict[str, int] = {}
     others_tripped: dict[str, int] = {}
@@ -134,6 +139,11 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_kinds(self) -> Tally:
+        """All faults together that one can be kept away from: not those of every engine at once."""
+        return sum((tally for kind, tally in self.kinds.items() if kind not in self.everywhere), Tally())
+
+    @property
+    def every_kind(self) -> Tally:
         """All faults together."""
         return sum(self.kinds.values(), Tally())
 
@@ -175,7 +185,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def detect_median_s(self) -> float | None:
         """From a fault's begin to the first trip."""
-        seconds = self.all_kinds.detect_s
+        seconds = self.every_kind.detect_s
         return median(seconds) if seconds else None
 
     @property
@@ -186,7 +196,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reopens(self) -> float | None:
         """How often a breaker that had closed opened again, per episode that tripped."""
-        return _ratio(self.reopened, self.all_kinds.tripped)
+        return _ratio(self.reopened, self.every_kind.tripped)
 
     def row(self) -> dict[str, float | int | None]:
         """The columns of the experiment's table; shares in percent, durations in seconds."""
@@ -396,6 +406,10 @@ class Ledger:
                     recover_s.append(round(max(0.0, episode.closed_at - fault.until), 6))
             per_kind[fault.kind] = (episodes + 1, tripped, detect_s)
         every = self._episodes.values()
+        everywhere: dict[str, int] = {}
+        for fault in self._world.faults:
+            if len({*fault.pods}) == len(self._world.pods):
+                everywhere[fault.kind] = everywhere.get(fault.kind, 0) + 1
         return Measures(
             requests=self.requests,
             good=self.good,
@@ -414,6 +428,7 @@ class Ledger:
             recover_s=tuple(recover_s),
             never_closed=never_closed,
             kinds={kind: _tally(self._kinds.get(kind), *per_kind[kind]) for kind in sorted(per_kind)},
+            everywhere=dict(sorted(everywhere.items())),
             failed=dict(sorted(self._failed.items())),
             rejected=dict(sorted(self._rejected.items())),
             others_tripped=dict(sorted(self._others.items())),

@@ -181,6 +181,20 @@ def test_i2_counts_from_the_first_opening_of_that_engine_s_breaker() -> None:
     assert (every.i1, every.i2) == (1 / 3, 1 / 2)
 
 
+def test_a_fault_of_every_engine_at_once_has_its_own_figures_only() -> None:
+    world, ledger = ledger_of(STEP, Fault(Kind.OUTAGE, (0, 1, 2), 300.0, 345.0))
+    world.clock.run_until(150.0)
+    come(world, ledger, 1, pod=1, to=0, ttft_s=0.1)
+    world.clock.run_until(310.0)
+    come(world, ledger, 2, pod=1, to=0, ttft_s=None)
+    ledger.moved(0, "closed", "open", 311.0)
+    measures = ledger.measures()
+    assert (measures.all_kinds.affected, measures.all_kinds.i1) == (1, 1.0)
+    assert (measures.every_kind.affected, measures.kinds["outage"].i1) == (2, 0.0)
+    assert (measures.everywhere, measures.detect_median_s) == ({"outage": 1}, 11.0)
+    assert (measures + measures).all_kinds.affected == 2
+
+
 def test_sidecars_have_episodes_of_their_own() -> None:
     _, ledger = ledger_of(STEP, sidecars=2)
     ledger.moved(1, "closed", "open", 110.0, sidecar=1)

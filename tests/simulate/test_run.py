@@ -55,7 +55,7 @@ def test_every_request_has_an_end_and_without_a_breaker_each_affected_one_meets_
     measures = tried(NONE, scenario(kind, share=0.5))
     ended = measures.served + sum(measures.failed.values()) + sum(measures.rejected.values())
     assert ended == measures.requests > 500
-    tally = measures.all_kinds
+    tally = measures.every_kind
     assert (tally.untouched, measures.trips, measures.retried, measures.rejected) == (0, 0, 0, {})
     assert tally.affected > 20
     assert measures.attempts == measures.requests
