@@ -19,9 +19,10 @@ must count for the state that admitted it.
    last `window` failed. Only a failure opens: a success that completes the minimum does not.
 5. Open waits `open` * 2^k, at most `open_max`. k grows with every failed probe, and with a trip that comes before the
    breaker has stayed closed for as long as it last waited; after that long it starts again at 0.
-6. A detector (`detector`) opens it by `trip`, with evidence of its own and so many probes in a row as outweigh it. One
-   probe is lent until the first is good, then up to `MOST_PROBES` at a time: eighty one by one would take minutes.
-   `PATIENCE_S` after the first, `successes` of them are enough: where traffic is thin the rest may never come.
+6. A detector (`detection`) opens it by `trip`, with evidence of its own and so many probes in a row as outweigh it,
+   twice as many once one failed. One probe is lent until the first is good, then up to `MOST_PROBES` at a time: sixty
+   one by one would take minutes. After `PATIENCE_S`, `successes` of them are enough: where traffic is thin the rest may
+   never come.
 7. `shadow` runs the whole machine and refuses nobody (`shadow_denied` counts whom it would have refused); `off` judges
    nothing. An operator's `open` is no evidence but an order: it refuses in every mode, passes the floor, and lets no
    probe through until `close` or `reset`.
@@ -44,6 +45,7 @@ from sidecar.policy.schema import BreakerRule
 VERDICT_WAIT_S: Final = 1.0  # what a refused client waits while all probes are out: their verdict is due soon
 MAX_DOUBLINGS: Final = 32  # 1 ms doubled 32 times is past every `open_max`; bounds the shift
 MOST_PROBES: Final = 8  # at a time, of an endpoint that must prove itself by many: a few per cent of what it can carry
+MOST_TIMES: Final = 2  # how often the proofs that a trip asks for, after failed probes
 PATIENCE_S: Final = 60.0
 FEWEST_REMEMBERED: Final = 512  # changes whose node a roster knows; of a large service as many as it has endpoints
 FEW: Final = 5  # up to this many endpoints the floor rounds down: with ceil, of 2 none could open at a ratio above 0.5
@@ -483,7 +485,7 @@ class Breaker:
         if result is _SUCCESS:
             self._proofs += 1
             if self._proofs >= self._rule.successes and (
-                self._proofs >= self._needed or now - self.since >= PATIENCE_S
+                self._proofs >= self._proofs_needed() or now - self.since >= PATIENCE_S
             ):
                 return self._move(Event.PROVED, now, "proved", f"{self._proofs} probes succeeded", "")
         return None
@@ -492,7 +494,7 @@ class Breaker:
         probes = self._probes
         most = self._rule.probes
         if self._proofs and self._needed > self._rule.successes:
-            most = max(most, min(MOST_PROBES, self._needed - self._proofs))
+            most = max(most, min(MOST_PROBES, self._proofs_needed() - self._proofs))
         if len(probes) < most:
             return True
         for lost in [number for number, lease in probes.items() if lease <= now]:
@@ -509,6 +511,10 @@ class Breaker:
         self._wait_s = min(self._longest_s(), open_s * float(1 << self._doublings))
         self._until = now + self._wait_s
         self._denied = Denied(self._until)
+
+    def _proofs_needed(self) -> int:
+        """The more often it failed since it opened, the more there is to prove."""
+        return self._needed * min(MOST_TIMES, 1 + self._doublings)
 
     def _longest_s(self) -> float:
         return self._open_max_s or float(self._rule.open_max_s)

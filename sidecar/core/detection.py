@@ -324,6 +324,8 @@ class Detection:
             detector.n += counts.good
         trip: Trip | None = None
         if self._location and counts.location != 0.0 and not self.normal.overload:
+            if detector.location == 0.0:
+                detector.location_at = now
             detector.location = max(0.0, detector.location + counts.location)
             if detector.location >= self.rule.location_trip:
                 trip = self._located(detector, now)
