@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.poison import ALONE, PRINT_BYTES, SETTLING_S, Condemned, Suspects
+from sidecar.core.poison import ALONE, PRINT_BYTES, PROVEN_S, SETTLING_S, TRIAL_S, Condemned, Suspects
 from sidecar.kernel.ids import EndpointKey
-from sidecar.kernel.outcome import DEADLY, DOCTRINE, Ending, Result
+from sidecar.kernel.outcome import DEADLY, DOCTRINE, HANGS, Ending, Result
 from sidecar.policy.schema import Poison, Seconds
 
 A, B, C, D = (EndpointKey(f"h{number}:80") for number in range(1, 5))
@@ -25,10 +25,17 @@ class Bench:
         return self.suspects.mark("m", prompt.encode())
 
     def dies(
-        self, node: EndpointKey, now: float, prompt: str = "x", *, others: int = 0, sent_at: float | None = None
+        self,
+        node: EndpointKey,
+        now: float,
+        prompt: str = "x",
+        *,
+        others: int = 0,
+        sent_at: float | None = None,
+        hung: bool = False,
     ) -> Condemned | None:
-        sent = now - 0.5 if sent_at is None else sent_at
-        return self.suspects.strike(self.mark(prompt), len(prompt), node, sent, others, now)
+        sent = now if sent_at is None else sent_at
+        return self.suspects.strike(self.mark(prompt), len(prompt), node, sent, others, now, hung=hung)
 
     def refuses(self, now: float, prompt: str = "x") -> bool:
         return self.suspects.refuses(self.mark(prompt), now)
@@ -56,7 +63,7 @@ def test_a_node_counts_once_however_often_it_dies() -> None:
     bench = Bench()
     for number in range(10):
         assert bench.dies(A, 10.0 * number) is None
-        bench.suspects.served(A, 10.0 * number + 1.0, 10.0 * number + 2.0)
+        bench.suspects.served(b"", A, 10.0 * number + 1.0, 10.0 * number + 2.0)
     assert not bench.refuses(100.0)
 
 
@@ -91,13 +98,47 @@ def test_who_dies_with_a_node_is_counted_whether_it_ended_before_or_after() -> N
 def test_a_good_answer_clears() -> None:
     bench = Bench()
     bench.dies(A, 1.0)
-    bench.suspects.clear(bench.mark())
+    bench.suspects.clear(bench.mark(), 2.0)
     assert len(bench.suspects) == 0
-    assert bench.dies(B, 2.0) is None
-    bench.dies(C, 3.0)
-    assert bench.refuses(3.0)
-    bench.suspects.clear(bench.mark())
-    assert not bench.refuses(3.0)
+    assert bench.dies(B, 70.0) is None
+    bench.dies(C, 71.0)
+    assert bench.refuses(71.0)
+    bench.suspects.clear(bench.mark(), 72.0)
+    assert not bench.refuses(72.0)
+
+
+@pytest.mark.parametrize(("later_s", "deaths"), [(0.0, 3), (PROVEN_S - 1.0, 3), (PROVEN_S, 2)])
+def test_a_prompt_that_was_just_served_takes_one_death_more(later_s: float, deaths: int) -> None:
+    bench = Bench()
+    bench.dies(A, 0.0)
+    bench.suspects.clear(bench.mark(), 10.0)
+    now = 10.0 + later_s
+    told = [bench.dies(node, now) is not None for node in (B, C, D)]
+    assert told.index(True) == deaths - 1
+
+
+def test_a_proof_does_not_last_because_it_is_repeated() -> None:
+    bench = Bench()
+    bench.dies(A, 0.0)
+    bench.suspects.clear(bench.mark(), 10.0)
+    bench.suspects.served(b"", A, 10.0, 11.0)
+    for now in range(11, 70):
+        assert bench.suspects.as_long(1, float(now))
+        bench.suspects.clear(bench.mark(), float(now))
+    assert not bench.suspects.as_long(1, 10.0 + PROVEN_S) and not bench.suspects.armed
+
+
+def test_nodes_that_crash_together_condemn_no_prompt_that_was_on_all_of_them() -> None:
+    bench = Bench()
+    for number, node in enumerate((A, B, C, D)):
+        assert bench.dies(node, 10.0 + number / 100, sent_at=9.9) is None
+    assert bench.dies(EndpointKey("h5:80"), 10.2, sent_at=10.1) is not None, "it was sent once more, and killed again"
+
+
+def test_nodes_that_hang_condemn_whenever_it_was_sent() -> None:
+    bench = Bench()
+    assert bench.dies(A, 30.0, sent_at=0.0, hung=True) is None
+    assert bench.dies(B, 31.0, sent_at=1.0, hung=True) is not None
 
 
 def test_what_was_sent_to_a_dead_node_is_no_evidence_until_it_served_somebody() -> None:
@@ -105,7 +146,7 @@ def test_what_was_sent_to_a_dead_node_is_no_evidence_until_it_served_somebody() 
     bench.dies(A, 1.0, "first")
     assert bench.dies(A, 3.0, sent_at=2.0) is None and len(bench.suspects) == 1
     assert bench.dies(A, 4.0, sent_at=0.9) is None and len(bench.suspects) == 2, "it was there when the node died"
-    bench.suspects.served(A, 5.0, 6.0)
+    bench.suspects.served(b"", A, 5.0, 6.0)
     bench.dies(A, 8.0, "third", sent_at=7.0)
     assert len(bench.suspects) == 3
 
@@ -116,15 +157,15 @@ def test_an_outage_of_all_names_those_that_were_there_and_nobody_else() -> None:
         for place, node in enumerate((A, B, C)):
             now = 1.0 + number
             bench.dies(node, now, f"{number}", sent_at=now - 0.9 + place * 0.1)
-    assert len(bench.suspects) == 1 and bench.suspects.condemned == 1
+    assert len(bench.suspects) == 1 and bench.suspects.condemned == 0
 
 
 def test_an_answer_that_was_under_way_shows_that_the_node_lives() -> None:
     bench = Bench()
     bench.dies(A, 10.0)
-    bench.suspects.served(A, 9.0, 10.0 + SETTLING_S / 2)
+    bench.suspects.served(b"", A, 9.0, 10.0 + SETTLING_S / 2)
     assert len(bench.suspects) == 1, "it may have been sent before the death"
-    bench.suspects.served(A, 9.0, 10.0 + SETTLING_S)
+    bench.suspects.served(b"", A, 9.0, 10.0 + SETTLING_S)
     assert len(bench.suspects) == 0 and not bench.suspects.armed
 
 
@@ -133,16 +174,58 @@ def test_a_withdrawn_strike_ends_a_condemnation() -> None:
     bench.dies(A, 10.0)
     bench.dies(B, 11.0)
     assert bench.refuses(11.0)
-    bench.suspects.served(A, 9.0, 13.0)
+    bench.suspects.served(b"", A, 9.0, 13.0)
     assert not bench.refuses(13.0) and len(bench.suspects) == 1
 
 
 def test_an_answer_to_what_was_sent_later_proves_no_innocence() -> None:
     bench = Bench()
     bench.dies(A, 10.0)
-    bench.suspects.served(A, 10.5, 11.0)
+    bench.suspects.served(b"", A, 10.5, 11.0)
     bench.dies(B, 12.0)
     assert bench.refuses(12.0)
+
+
+# --- trials -----------------------------------------------------------------------------------------------------------
+
+
+def condemned_at_2(**changes: object) -> Bench:
+    bench = Bench(**changes)
+    bench.dies(A, 1.0)
+    bench.dies(B, 2.0)
+    assert bench.refuses(2.0)
+    return bench
+
+
+def test_where_nobody_else_is_served_it_is_tried_now_and_then_on_those_it_killed() -> None:
+    bench = condemned_at_2()
+    trials = [now for now in range(2, 60) if bench.suspects.trial(bench.mark(), float(now)) == (A, B)]
+    assert trials == [2 + TRIAL_S, 2 + 2 * TRIAL_S, 2 + 3 * TRIAL_S]
+    assert bench.refuses(60.0), "all but these are refused"
+
+
+def test_where_others_are_served_it_is_not_tried() -> None:
+    bench = condemned_at_2()
+    bench.suspects.served(b"", C, 2.5, 3.0)
+    assert not any(bench.suspects.trial(bench.mark(), float(now)) for now in range(2, 300))
+
+
+def test_suspects_that_turn_out_innocent_are_no_others() -> None:
+    bench = condemned_at_2()
+    bench.dies(C, 2.0, "y")
+    bench.suspects.served(bench.mark("y"), C, 3.0, 4.0)
+    bench.suspects.clear(bench.mark("y"), 4.0)
+    bench.suspects.served(bench.mark("y"), C, 5.0, 6.0)
+    assert bench.suspects.trial(bench.mark(), 2.0 + TRIAL_S) == (A, B)
+
+
+def test_a_trial_that_kills_puts_the_next_one_off() -> None:
+    bench = condemned_at_2()
+    assert bench.suspects.trial(bench.mark(), 20.0)
+    bench.dies(A, 30.0, sent_at=0.5)
+    assert not bench.suspects.trial(bench.mark(), 30.0 + TRIAL_S - 1.0)
+    assert bench.suspects.trial(bench.mark(), 30.0 + TRIAL_S)
+    assert not bench.suspects.trial(bench.mark("unknown"), 100.0)
 
 
 # --- for how long, and how much ---------------------------------------------------------------------------------------
@@ -171,9 +254,10 @@ def test_a_prompt_of_another_length_is_asked_nothing_more() -> None:
     bench.dies(A, 0.0)
     bench.dies(A, 0.0, "y")
     assert bench.suspects.as_long(1, 1.0) and not bench.suspects.as_long(2, 1.0)
-    bench.suspects.clear(bench.mark("x"))
+    bench.suspects.clear(bench.mark("x"), 1.0)
     assert bench.suspects.as_long(1, 1.0)
     assert not bench.suspects.as_long(1, TTL_S) and not bench.suspects.armed
+    assert not bench.suspects._lengths
 
 
 def test_prompts_of_one_length_are_told_apart_and_so_are_models() -> None:
@@ -190,13 +274,13 @@ def test_the_table_is_bounded_and_forgets_the_oldest_but_the_condemned_last(limi
     for number in range(3 * limit):
         now = number / 100
         bench.dies(A, now, str(number))
-        bench.suspects.served(A, now + 0.001, now + 0.002)
+        bench.suspects.served(b"", A, now + 0.001, now + 0.002)
         assert len(bench.suspects) <= limit
     bench.dies(B, 50.0, str(3 * limit - 1))
     bench.dies(B, 50.0, "0")
     assert not bench.refuses(50.0, "0")
     for number in range(3 * limit):
-        bench.suspects.served(A, 51.0, 52.0)
+        bench.suspects.served(b"", A, 51.0, 52.0)
         bench.dies(A, 53.0 + number / 100, f"more {number}")
     assert bench.refuses(100.0, str(3 * limit - 1))
 
@@ -274,16 +358,21 @@ def test_no_order_and_no_clock_breaks_it(steps: list[Step], nodes: int, limit: i
                 assert len(struck.get(prompt, set()) | {node}) >= nodes, "condemned without evidence"
             struck.setdefault(prompt, set()).add(node)
         elif kind == 2:
-            suspects.served(node, sent_at, now)
+            suspects.served(b"", node, sent_at, now)
         else:
-            suspects.clear(bench.mark(prompt))
+            suspects.clear(bench.mark(prompt), now)
             assert not suspects.refuses(bench.mark(prompt), now)
         assert len(suspects) <= limit
-        assert sum(suspects._lengths.values()) == len(suspects)
-        assert suspects.armed == bool(suspects._table or suspects._deaths)
+        assert sum(suspects._lengths.values()) == len(suspects) + len(suspects._proven)
+        assert suspects.armed == bool(suspects._table or suspects._deaths or suspects._proven)
+        assert len(suspects._proven) <= limit
     suspects.as_long(1, now)
     suspects.as_long(1, now + TTL_S * 1.001 + abs(now) * 1e-9)
     assert not suspects.armed, "something stays for ever"
+
+
+def test_what_hangs_is_deadly() -> None:
+    assert HANGS < DEADLY
 
 
 def test_what_is_deadly_is_a_failure_of_node_and_session_and_no_answer() -> None:

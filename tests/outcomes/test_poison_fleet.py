@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sidecar.kernel.ids import EndpointKey
-from sidecar.policy.schema import Breakers, Endpoint, NodeBreaker, Poison, RequestBreaker, Retry
+from sidecar.policy.schema import Breakers, Endpoint, Mode, NodeBreaker, Poison, RequestBreaker, Retry
 from sidecar.proxy.ports import Sink
 from tests import under_test
 from tests.clock import Clock
@@ -79,11 +79,15 @@ class Engines(FakeConnector):
 
 
 class World:
-    """Innocents at `rate` per node and second, and, from the tenth second on, one client with poison (or none)."""
+    """Innocents at `rate` per node and second, and, from the tenth second on, one client with poison (or none).
+
+    `same`: the innocents all send one prompt.
+    """
 
     def __init__(
-        self, way: Way, rate: float, *, mode: Literal["enforce", "off"] = "enforce", poison: bool = True
+        self, way: Way, rate: float, *, mode: Mode = "enforce", poison: bool = True, same: bool = False
     ) -> None:
+        self.same = same
         self.drawn = random.Random(7)
         node = NodeBreaker(adaptive=False)
         breakers = Breakers(
@@ -109,7 +113,9 @@ class World:
 
     def arrive(self) -> None:
         self.count += 1
-        self.innocents.append(self.ask(f"{self.count:06d}"))  # as long as the poison: each is hashed
+        self.innocents.append(
+            self.ask("hello!" if self.same else f"{self.count:06d}")
+        )  # as long as the poison: each is hashed
         self.clock.call_later(self.drawn.expovariate(self.rate), self.arrive)
 
     def poison(self) -> None:
@@ -165,3 +171,25 @@ def test_an_outage_condemns_next_to_nobody(way: Way, dead: int) -> None:
     assert world.bench.state.suspects.condemnations <= allowed
     world.run(400.0)
     assert not world.bench.state.suspects.armed, "all is forgotten"
+
+
+@pytest.mark.parametrize("way", ["crash", "hang"])
+@pytest.mark.parametrize("dead", [1, 2, NODES], ids=["one", "two", "all"])
+@pytest.mark.parametrize("rate", [0.3, 4.0], ids=["quiet", "busy"])
+def test_traffic_that_is_all_one_prompt_outlives_an_outage(way: Way, dead: int, rate: float) -> None:
+    world = World(way, rate, poison=False, same=True)
+
+    def outage() -> None:
+        for key in list(world.engines.out)[:dead]:
+            world.engines.die(key)
+
+    world.clock.call_later(20.0, outage)
+    # They are back after 30 s. The last that hung are known by their deadline, 30 s later; it is tried 15 s after that.
+    world.run(110.0)
+    assert world.engines.deaths == dead
+    if dead < NODES:
+        assert world.refused["poisoned_request"] == 0
+    # Where all died, nothing tells it from poison, until it is tried on those that came back.
+    before = len(world.innocents)
+    world.run(60.0)
+    assert all(client.refusal is None for client in world.innocents[before:])
