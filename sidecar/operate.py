@@ -27,6 +27,16 @@ _PAGES = {"status": "/healthz", "breakers": "/breakers", "routes": "/routes"}
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - replaced, not listened on
 
 
+class Detector(msgspec.Struct, frozen=True):
+    """The detector within a line of `GET /breakers`."""
+
+    learning: bool = False
+    answers: int = 0
+    min_samples: int = 0
+    overload: bool = False
+    panic: bool = False
+
+
 class Breaker(msgspec.Struct, frozen=True):
     """A line of `GET /breakers`."""
 
@@ -36,7 +46,9 @@ class Breaker(msgspec.Struct, frozen=True):
     service: str = ""
     since: str = ""
     why: str = ""
+    evidence: str = ""
     by: str = ""
+    detector: Detector | None = None
 
 
 class RouteEndpoint(msgspec.Struct, frozen=True):
@@ -184,7 +196,21 @@ def _show_health(body: bytes) -> None:
 def _show_breakers(body: bytes) -> None:
     lines = msgspec.json.decode(body, type=list[Breaker])
     rows = [(line.scope, line.key, line.service, line.state, line.since, line.by, line.why) for line in lines]
-    print_table(("SCOPE", "KEY", "SERVICE", "STATE", "SINCE", "BY", "WHY"), rows)
+    print_table(("SCOPE", "KEY", "SERVICE", "STATE", "SINCE", "BY", "WHY"), rows, [_explained(line) for line in lines])
+
+
+def _explained(line: Breaker) -> list[str]:
+    """What is behind a breaker's state, and what its detector is short of, in words."""
+    words = [f"evidence: {line.evidence}"] if line.evidence else []
+    detector = line.detector
+    if detector is not None:
+        if detector.learning:
+            words.append(f"learning: {detector.answers} of {detector.min_samples} answers; the fixed rules judge alone")
+        if detector.panic:
+            words.append("panic: most answers fail everywhere; no breaker opens")
+        elif detector.overload:
+            words.append("overload: slowness is no evidence now, only errors are")
+    return words
 
 
 def _show_routes(body: bytes) -> None:
@@ -200,12 +226,17 @@ def _show_routes(body: bytes) -> None:
     print_table(("SERVICE", "MODELS", "VERSION", "PART", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"), rows)
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; an empty cell is a dash, so that `awk` can count columns."""
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]] = ()) -> None:
+    """Columns as wide as their widest cell; an empty cell is a dash, so that `awk` can count columns.
+
+    `notes` are further lines under each row, indented, so that `grep -v '^ '` leaves the rows; none: no further lines.
+    """
     table = [list(head), *([printable(cell) or "-" for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    for row in table:
+    for row, under in zip(table, [(), *(notes or [()] * len(rows))], strict=True):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for note in under:
+            print(f"    {printable(note)}")
 
 
 def printable(text: str) -> str:

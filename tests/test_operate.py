@@ -107,6 +107,30 @@ def test_breakers_are_a_table(admin: Admin, capsys: pytest.CaptureFixture[str]) 
     assert {row.index("chat") for row in (first, second)} == {head.index("SERVICE")}
 
 
+def test_what_is_behind_a_breaker_stands_under_its_row(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    learning = {"learning": True, "answers": 120, "min_samples": 200}
+    opened = {**BREAKERS[0], "evidence": "3 of 4 answers bad\x1b[2J"}
+    admin.says(
+        [
+            {**opened, "detector": {"learning": False, "overload": True, "fast": 14.2}},
+            {**BREAKERS[0], "detector": learning},
+            {**opened, "detector": {**learning, "overload": True, "panic": True}},
+            {**BREAKERS[1], "evidence": "", "detector": None},
+        ]
+    )
+    assert main(["breakers", "list", "--admin", admin.address]) == 0
+    shown = lines(capsys)
+    assert [line.split()[0] for line in shown if line[0] != " "] == ["SCOPE", "node", "node", "node", "session"]
+    assert [line for line in shown if line[0] == " "] == [
+        r"    evidence: 3 of 4 answers bad\x1b[2J",
+        "    overload: slowness is no evidence now, only errors are",
+        "    learning: 120 of 200 answers; the fixed rules judge alone",
+        r"    evidence: 3 of 4 answers bad\x1b[2J",
+        "    learning: 120 of 200 answers; the fixed rules judge alone",
+        "    panic: most answers fail everywhere; no breaker opens",
+    ]
+
+
 def test_routes_are_a_table_with_the_part_of_each_endpoint_s_version(
     admin: Admin, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +288,7 @@ def test_an_address_that_nobody_has_is_a_usage_error(flag: str | None, environ: 
     ("asked", "page"),
     [
         (operate.Breaker, views.BreakerLine),
+        (operate.Detector, views.DetectorLine),
         (operate.Route, views.RouteLine),
         (operate.RouteEndpoint, views.EndpointLine),
         (operate.Health, views.HealthPage),

@@ -3,19 +3,50 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import exp
 
 import msgspec
 
 from sidecar.admin.facts import Facts
 from sidecar.admin.ready import readiness, usable
-from sidecar.core.fleet import Fleet, Node, ServiceState
-from sidecar.kernel.ids import SessionId
+from sidecar.core.breaker import Scope
+from sidecar.core.fleet import BreakerView, Fleet, Node, ServiceState
+from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.schema import Seconds, Snapshot
 
 
+class DetectorLine(msgspec.Struct, frozen=True, gc=False):
+    """What the detector knows of one endpoint, and of its service.
+
+    `learning`: fewer than `min_samples` answers ended in the service, and the fixed rules judge alone. `fast` and
+    `gray` trip at `threshold`, `location` at `location_trip`. `offset` is how much slower than its like it always is,
+    in ln seconds; `late_times` how many times what was expected is late, null while its model is being learnt.
+    `background` is the ratio of bad answers that is normal now; in `overload` slowness is no evidence, in `panic` no
+    breaker opens.
+    """
+
+    learning: bool
+    answers: int
+    min_samples: int
+    fast: float
+    gray: float
+    threshold: float
+    location: float
+    location_trip: float
+    offset: float
+    late_times: float | None
+    background: float
+    overload: bool
+    panic: bool
+
+
 class BreakerLine(msgspec.Struct, frozen=True, gc=False):
-    """One breaker. `since` is ISO 8601 in UTC; `by` is empty unless an operator set it; `version` grows with change."""
+    """One breaker. `since` is ISO 8601 in UTC; `by` is empty unless an operator set it; `version` grows with change.
+
+    `evidence` says in words what the last change was concluded from, of one that is not closed what opened it; empty if
+    it never moved. `detector` is null but in scope node, and there where the policy has none.
+    """
 
     scope: str
     key: str
@@ -24,7 +55,9 @@ class BreakerLine(msgspec.Struct, frozen=True, gc=False):
     version: int
     since: str
     why: str
+    evidence: str
     by: str
+    detector: DetectorLine | None
 
 
 class EndpointLine(msgspec.Struct, frozen=True):
@@ -111,7 +144,9 @@ def breakers(facts: Facts, scope: str = "", key: str = "") -> Iterator[BreakerLi
             version=view.version,
             since=iso(wall - (now - view.since)),
             why=view.why,
+            evidence=view.evidence,
             by=view.by,
+            detector=_detector(facts.fleet, view),
         )
 
 
@@ -193,6 +228,30 @@ def encode(page: object) -> bytes:
 def iso(unix_s: float) -> str:
     """ISO 8601 in UTC, milliseconds."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _detector(fleet: Fleet, view: BreakerView) -> DetectorLine | None:
+    service = fleet.services.get(ServiceName(view.service))
+    node = service.nodes.get(EndpointKey(view.key)) if service is not None and view.scope is Scope.NODE else None
+    if service is None or node is None or service.detection is None or node.detector is None:
+        return None
+    detection, detector, line = service.detection, node.detector, node.detector.line
+    normal, rule = detection.normal, detection.rule
+    return DetectorLine(
+        learning=not detection.ready,
+        answers=detection.results,
+        min_samples=rule.min_samples,
+        fast=round(detector.fast, 2),
+        gray=round(detector.gray, 2),
+        threshold=round(detection.threshold, 2),
+        location=round(detector.location, 2),
+        location_trip=rule.location_trip,
+        offset=round(detector.offset, 3),
+        late_times=round(exp(line.tau), 2) if line is not None and line.ready else None,
+        background=round(normal.background, 5),
+        overload=normal.overload,
+        panic=normal.panic,
+    )
 
 
 def _route(name: str, service: ServiceState, endpoints: list[EndpointLine]) -> RouteLine:

@@ -12,9 +12,10 @@ from sidecar.policy.schema import Endpoint
 
 
 class AttemptRecord:
-    """One wire attempt, at its end. Times in seconds; `ttft_s` None where no token came."""
+    """One wire attempt, at its end. Times in seconds; `ttft_s` None where no token came. `copy`: a probe by copy."""
 
     __slots__ = (
+        "copy",
         "duration_s",
         "ending",
         "endpoint",
@@ -39,7 +40,9 @@ class AttemptRecord:
         ttft_s: float | None,
         malformed_events: int,
         reused_connection: bool,
+        copy: bool = False,
     ) -> None:
+        self.copy = copy
         self.service = service
         self.version = version
         self.endpoint = endpoint

@@ -130,6 +130,7 @@ class Probe:
                 ttft_s=attempt.first_token_at - attempt.sent_at if attempt.first_token_at else None,
                 malformed_events=reader.malformed if reader is not None else 0,
                 reused_connection=attempt.reused_connection,
+                copy=True,
             )
         )
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from sidecar.core.breaker import Scope, State
+from sidecar.core.detection import Detection
 from sidecar.core.fleet import Fleet, Node
 from sidecar.core.poison import Suspects
 from sidecar.telemetry.series import Kind, header, label_text
@@ -109,6 +110,33 @@ POISON_METRICS: tuple[tuple[str, Kind, str, Callable[[Suspects], int]], ...] = (
     ),
 )
 
+DETECTOR_METRICS: tuple[tuple[str, Kind, str, Callable[[Detection], float]], ...] = (
+    (
+        "sidecar_detector_ready",
+        "gauge",
+        "1 once enough answers ended for the detector to judge; the fixed rules do until then",
+        lambda detection: int(detection.ready),
+    ),
+    (
+        "sidecar_detector_background_ratio",
+        "gauge",
+        "Ratio of bad answers that the detector takes for normal now",
+        lambda detection: detection.normal.background,
+    ),
+    (
+        "sidecar_detector_overload",
+        "gauge",
+        "1 while slowness is no evidence: the load is beyond what was seen to work, or much fails everywhere",
+        lambda detection: int(detection.normal.overload),
+    ),
+    (
+        "sidecar_detector_panic",
+        "gauge",
+        "1 while no breaker opens: most answers fail everywhere",
+        lambda detection: int(detection.normal.panic),
+    ),
+)
+
 COUNTED = 20
 """Breakers counted per piece: some microseconds, and a scrape renders many pieces before the loop may go on."""
 
@@ -145,6 +173,12 @@ class LiveGauges:
             yield header(metric, text, kind)
             for name, service in services:
                 yield f"{metric}{{{label_text(('service',), (name,))}}} {read(service.suspects)}\n"
+        for metric, kind, text, judge in DETECTOR_METRICS:
+            yield header(metric, text, kind)
+            for name, service in services:
+                detection = service.detection
+                if detection is not None:
+                    yield f"{metric}{{{label_text(('service',), (name,))}}} {judge(detection)}\n"
         yield header("sidecar_breakers_not_closed", "Breakers open or half-open", "gauge")
         for name, service in services:
             # Sessions and kinds of request are no labels, so they are counted.

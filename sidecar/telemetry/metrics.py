@@ -104,6 +104,11 @@ class Metrics:
         self.attempts = self._counters(
             "sidecar_attempts_total", "Wire attempts that ended, by how", (*node, "ending", "outcome")
         )
+        self.probe_copies = self._counters(
+            "sidecar_probe_copies_total",
+            "Wire attempts that were copies of a request, sent to an endpoint on trial",
+            (*node, "outcome"),
+        )
         self.attempt_duration = self._summaries("sidecar_attempt_duration_seconds", "Wire attempts", node)
         self.attempt_ttft = self._summaries(
             "sidecar_attempt_time_to_first_token_seconds", "Wire attempts, to their first token", node
@@ -124,8 +129,8 @@ class Metrics:
 
         self.transitions = self._counters(
             "sidecar_breaker_transitions_total",
-            "Breaker transitions; endpoint only in scope node",
-            ("scope", "service", "endpoint", "old", "new"),
+            "Breaker transitions, by what made them; endpoint only in scope node",
+            ("scope", "service", "endpoint", "old", "new", "why"),
         )
         self.policy_loads = self._counters(
             "sidecar_policy_loads_total", "Policy loads: applied, or refused with the last good kept", ("outcome",)
@@ -158,7 +163,14 @@ class Metrics:
         """Count one breaker transition."""
         endpoint = transition.key if transition.scope is Scope.NODE else ""
         self.transitions.child(
-            (transition.scope, transition.service, endpoint, transition.old.value, transition.new.value)
+            (
+                transition.scope,
+                transition.service,
+                endpoint,
+                transition.old.value,
+                transition.new.value,
+                transition.why,
+            )
         ).n += 1
 
     def refused(self, reason: Reason) -> None:
@@ -194,7 +206,7 @@ class Metrics:
             family.retain(lambda labels: labels[0] in services)
         for histograms in (self.duration, self.ttft, self.tpot, self.gap, self.usage):
             histograms.retain(lambda labels: labels[0] in services)
-        for counters in (self.attempts, self.attempt_connections, self.malformed_events):
+        for counters in (self.attempts, self.probe_copies, self.attempt_connections, self.malformed_events):
             counters.retain(lambda labels: (labels[0], labels[2]) in nodes)
         for summaries in (self.attempt_duration, self.attempt_ttft):
             summaries.retain(lambda labels: (labels[0], labels[2]) in nodes)
@@ -321,6 +333,8 @@ class _AttemptSeries:
             ending = self._metrics.attempts.child((*self._key, record.ending.value, record.result.value))
             self.endings[record.ending, id(record.result)] = ending
         ending.n += 1
+        if record.copy:
+            self._metrics.probe_copies.child((*self._key, record.result.value)).n += 1
         self.duration.observe(record.duration_s)
         if record.ttft_s is not None:
             self.ttft.observe(record.ttft_s)

@@ -8,10 +8,13 @@ import pytest
 
 from sidecar.admin import views
 from sidecar.admin.facts import Phase
-from sidecar.core.breaker import Scope
+from sidecar.core import evidence
+from sidecar.core.breaker import Permit, Scope, State
+from sidecar.core.fleet import Node, ServiceState
 from sidecar.kernel.ids import ServiceName, SessionId, VersionName
-from sidecar.policy.schema import Endpoint, Snapshot
-from tests.admin.facts import CHAT, A, B, StillFacts, breaker, service, snapshot, trip
+from sidecar.kernel.outcome import Ending, Result
+from sidecar.policy.schema import Endpoint, NodeBreaker, Snapshot
+from tests.admin.facts import CHAT, NO_FLOOR, A, B, StillFacts, breaker, service, snapshot, trip
 
 EPOCH = "2023-11-14T22:13:20.000Z"
 """The still clock's now."""
@@ -33,9 +36,90 @@ def test_breaker_line_has_the_contract_s_members() -> None:
             "version": 1,
             "since": "2023-11-14T22:13:10.000Z",
             "why": "consecutive",
+            "evidence": "5 failures in a row, the last: reset",
             "by": "",
+            "detector": {
+                "learning": True,
+                "answers": 0,
+                "min_samples": 200,
+                "fast": 0.0,
+                "gray": 0.0,
+                "threshold": 13.82,
+                "location": 0.0,
+                "location_trip": 20.0,
+                "offset": 0.0,
+                "late_times": None,
+                "background": 0.002,
+                "overload": False,
+                "panic": False,
+            },
         }
     ]
+
+
+def test_evidence_is_what_opened_a_breaker_until_it_closes_and_then_what_closed_it() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    one = breaker(facts)
+    assert [line.evidence for line in views.breakers(facts)] == [""]
+    assert one.trip("gray", "7 of 90 answers bad", 1, 3.0, 10.0, 900.0) is not None
+    for state, now in (("open", 900.0), ("half_open", 904.0)):
+        permit = one.acquire(now)
+        (line,) = views.breakers(facts)
+        assert (line.state, line.evidence) == (state, "7 of 90 answers bad")
+    assert isinstance(permit, Permit)
+    one.record(permit, Result.FAILURE, 905.0, "late")
+    (line,) = views.breakers(facts)
+    assert (line.state, line.why, line.evidence) == ("open", "probe_failed", "7 of 90 answers bad")
+    facts.fleet.override(Scope.NODE, A, "close", 1000.0, "operator")
+    (line,) = views.breakers(facts)
+    assert (line.state, line.evidence) == ("closed", "close by operator")
+
+
+def test_detector_shows_what_it_has_learnt_and_what_speaks_against_an_endpoint() -> None:
+    facts = StillFacts(snapshot(service(A, B)))
+    state = facts.fleet.services[CHAT]
+    slow, turn = state.nodes[A], 0
+    while slow.breaker.state is State.CLOSED and turn < 400:
+        # At last every answer of A is late.
+        took_s = 0.5 * (1 + turn % 5 / 10)
+        now = 1000.0 + turn / 10
+        _answers(state, slow, took_s if turn < 300 else 30.0, now)
+        _answers(state, state.nodes[B], took_s, now)
+        if turn % 10 == 9:
+            facts.fleet.tick(now)
+        turn += 1
+        shown = next(views.breakers(facts, "node", A)).detector
+        # What ends after its breaker moved counts for nothing.
+        assert shown is not None and shown.answers == 2 * turn - (slow.breaker.state is not State.CLOSED)
+        assert shown.learning == (turn < 100)
+        assert shown.late_times is None or 3.0 <= shown.late_times <= 12.0
+        assert turn <= 300 or max(shown.fast, shown.gray, shown.location) > 0.0
+    (line,) = views.breakers(facts, "node", A)
+    assert line.state == "open" and line.why in ("fast", "location")
+    assert line.evidence == slow.breaker.evidence and "of" in line.evidence
+    assert line.detector is not None and line.detector.late_times is not None
+
+
+def _answers(state: ServiceState, node: Node, took_s: float, now: float) -> None:
+    """One stream on `node`, from its request to its end."""
+    permit = node.breaker.acquire(now)
+    assert isinstance(permit, Permit)
+    expectation = evidence.expect(state, node, permit, "m", 400, None)
+    assert expectation is not None
+    evidence.first_token(state, node, expectation, took_s, now)
+    evidence.ended(state, node, permit, expectation, Ending.COMPLETE, Result.SUCCESS, 0.0, now)
+
+
+@pytest.mark.parametrize("scope", ["node", "session", "request"])
+def test_only_endpoints_have_a_detector_and_only_where_the_policy_has_one(scope: str) -> None:
+    fixed = msgspec.structs.replace(NO_FLOOR, node=NodeBreaker(adaptive=False))
+    for breakers, learns in ((NO_FLOOR, scope == "node"), (fixed, False)):
+        facts = StillFacts(snapshot(service(A, breakers=breakers)))
+        facts.fleet.services[CHAT].session(SessionId(A), 1000.0)
+        facts.fleet.services[CHAT].request_breaker(A, 1000.0)
+        facts.fleet.override(Scope(scope), A, "open", 1000.0, "operator")
+        (line,) = views.breakers(facts, scope, A)
+        assert (line.detector is not None) == learns
 
 
 def test_same_endpoint_in_two_services_is_two_lines() -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from typing import Literal
 
 import msgspec
 import pytest
 
 from sidecar.core.breaker import State
-from sidecar.policy.schema import Balance, Retry, Seconds, Snapshot
-from tests.harness import Message, Peer, Script, Upstream, one_by_one, says
+from sidecar.policy.schema import Adaptive, Balance, Retry, Seconds, Snapshot
+from tests.harness import Message, Peer, Script, Upstream, eventually, one_by_one, says
 from tests.under_test import (
     BREAKERS_OFF,
     Sidecar,
@@ -81,15 +82,18 @@ async def _all(ups: Sequence[Upstream]) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.parametrize("probe", ["copy", "request"])
 @pytest.mark.parametrize("return_home", [True, False])
-async def test_session_moves_at_once_and_at_most_once_per_recovery(return_home: bool) -> None:
+async def test_session_moves_at_once_and_at_most_once_per_recovery(
+    return_home: bool, probe: Literal["copy", "request"]
+) -> None:
     switches = [Switch(), Switch()]
     async with Upstream(switches[0].script()) as one, Upstream(switches[1].script()) as two:
         plan = service(
             one,
             two,
             balance=Balance(return_home=return_home),
-            breakers=node_breaker(1, open_s=OPEN, successes=1),
+            breakers=node_breaker(1, open_s=OPEN, successes=1, adaptive=Adaptive(probe=probe)),
             retry=MANY,
         )
         async with sidecar(plan) as proxy:
@@ -103,9 +107,10 @@ async def test_session_moves_at_once_and_at_most_once_per_recovery(return_home: 
             assert await stays(proxy) == other
             by_key[home].broken = False
             await asyncio.sleep(OPEN + 0.02)
-            # A request without a session probes, and closes it.
-            assert (await proxy.once(chat())).header(b"x-sidecar-endpoint") == home.encode()
-            assert proxy.state("node", home) is State.CLOSED
+            # A request without a session probes, or its copy does, and closes it.
+            served_by = other if probe == "copy" else home
+            assert (await proxy.once(chat())).header(b"x-sidecar-endpoint") == served_by.encode()
+            await eventually(lambda: proxy.state("node", home) is State.CLOSED, "the verdict")
             if return_home:
                 assert await where(proxy) == (home, "returned")
                 assert await stays(proxy) == home

@@ -1,12 +1,17 @@
-"""T01: a node that was open gets exactly the configured probes, whatever the crowd; a lost one frees its place."""
+"""T01: a node that was open gets exactly the configured probes, whatever the crowd; a lost one frees its place.
+
+Where nobody else may serve, and with `probe: request`, the request itself is the probe; `test_probe_copies` has the
+others.
+"""
 
 import asyncio
 import contextlib
+from typing import Literal
 
 import pytest
 
 from sidecar.core.breaker import Scope, State
-from sidecar.policy.schema import Balance, Retry, Seconds
+from sidecar.policy.schema import Adaptive, Balance, Retry, Seconds
 from tests.harness import Client, Gone, Peer, Script, Upstream, eventually, one_by_one, says
 from tests.under_test import (
     PATIENT,
@@ -24,6 +29,7 @@ from tests.under_test import (
 )
 
 OPEN = Seconds(0.15)
+BY_REQUEST = Adaptive(probe="request")
 BROKEN = says(json_answer(error_body(), b"500 Internal Server Error"))
 OK = says(whole_stream())
 
@@ -46,8 +52,17 @@ async def open_up(proxy: Sidecar, upstream: Upstream, times: int) -> None:
 
 
 @pytest.mark.parametrize("probes", [1, 3])
-@pytest.mark.parametrize("other", [True, False], ids=["other-node", "alone"])
-async def test_crowd_after_the_wait_sends_exactly_the_probes(probes: int, other: bool) -> None:
+@pytest.mark.parametrize(
+    ("other", "probe"),
+    [
+        pytest.param(True, "copy", id="other-node-copies"),
+        pytest.param(True, "request", id="other-node"),
+        pytest.param(False, "copy", id="alone"),
+    ],
+)
+async def test_crowd_after_the_wait_sends_exactly_the_probes(
+    probes: int, other: bool, probe: Literal["copy", "request"]
+) -> None:
     gate = asyncio.Event()
     script = one_by_one(*[BROKEN] * 5, gated(gate, whole_stream()))
     async with Upstream(script) as first, Upstream(one_by_one(OK)) as second:
@@ -55,7 +70,7 @@ async def test_crowd_after_the_wait_sends_exactly_the_probes(probes: int, other:
         plan = service(
             *nodes,
             balance=Balance(local_first=True),
-            breakers=node_breaker(5, open_s=OPEN, probes=probes, successes=probes),
+            breakers=node_breaker(5, open_s=OPEN, probes=probes, successes=probes, adaptive=Adaptive(probe=probe)),
             retry=Retry(attempts=2, budget_min=100) if other else Retry(attempts=1),
         )
         async with sidecar(plan) as proxy, contextlib.AsyncExitStack() as stack:
@@ -65,7 +80,7 @@ async def test_crowd_after_the_wait_sends_exactly_the_probes(probes: int, other:
             clients: list[Client] = [await stack.enter_async_context(proxy.client()) for _ in range(50)]
             for client in clients:
                 await client.send(chat())
-            others = 50 - probes
+            others = 50 if other and probe == "copy" else 50 - probes
             if other:
                 await eventually(lambda: len(second.requests) - seen_by_second == others, "the others at B")
             else:
@@ -82,7 +97,8 @@ async def test_crowd_after_the_wait_sends_exactly_the_probes(probes: int, other:
                 if got.status != 200:
                     assert refusal(got) == (503, "breaker_open", "breaker_open")
                     assert int(got.header(b"retry-after")) >= 1
-            assert proxy.state("node", first.key) is State.CLOSED
+            # Nobody waits for a copy.
+            await eventually(lambda: proxy.state("node", first.key) is State.CLOSED, "the verdict")
 
 
 async def test_success_closes_only_after_as_many_as_configured() -> None:
@@ -182,7 +198,7 @@ async def test_probe_goes_before_any_preference() -> None:
             endpoint(near, local=True),
             far,
             balance=Balance(local_first=True),
-            breakers=node_breaker(1, open_s=OPEN, successes=1),
+            breakers=node_breaker(1, open_s=OPEN, successes=1, adaptive=BY_REQUEST),
             deadlines=PATIENT,
         )
         async with sidecar(plan) as proxy:

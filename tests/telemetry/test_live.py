@@ -2,12 +2,14 @@
 
 from typing import get_args
 
+import msgspec
 import pytest
 
 from sidecar.core.breaker import Permit, Scope, State
 from sidecar.core.fleet import Fleet
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Result
+from sidecar.policy.schema import Breakers, NodeBreaker
 from sidecar.telemetry.live import STATE_NUMBER, WATCHED, Watched
 from sidecar.telemetry.metrics import SLICE, Metrics
 from tests.telemetry.records import NODE, fleet_of, scrape, snapshot, value
@@ -69,6 +71,25 @@ async def test_floor_and_shadow_are_counted() -> None:
     labels = {"service": "chat", "endpoint": NODE}
     assert await value(metrics, "sidecar_breaker_held_closed_total", **labels) == 2
     assert await value(metrics, "sidecar_breaker_shadow_denied_total", **labels) == 5
+
+
+async def test_detector_s_state_is_told_where_there_is_one() -> None:
+    fleet = fleet_of(NODE)
+    metrics = watching(fleet)
+    detection = fleet.services[CHAT].detection
+    assert detection is not None
+    names = ("ready", "background_ratio", "overload", "panic")
+
+    async def told() -> list[float | None]:
+        return [await value(metrics, f"sidecar_detector_{name}", service="chat") for name in names]
+
+    assert await told() == [0, 0.002, 0, 0]
+    detection.results = detection.rule.min_samples
+    detection.normal.background, detection.normal.overload, detection.normal.panic = 0.25, True, True
+    assert await told() == [1, 0.25, 1, 1]
+    fixed = msgspec.structs.replace(snapshot(NODE).services[0], breakers=Breakers(node=NodeBreaker(adaptive=False)))
+    fleet.apply(snapshot(NODE, services=(fixed,)), 1.0)
+    assert await told() == [None] * 4
 
 
 async def test_sessions_are_counted_not_named() -> None:

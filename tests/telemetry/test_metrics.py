@@ -126,6 +126,18 @@ async def test_same_ending_with_another_result_is_another_series() -> None:
         assert await total(metrics, "sidecar_attempts_total", ending="client_left", outcome=outcome) == 1
 
 
+async def test_copy_is_an_attempt_and_counted_apart() -> None:
+    metrics = Metrics()
+    metrics.attempt(attempt())
+    metrics.attempt(attempt(copy=True, ending=Ending.TTFT_TIMEOUT, result=Result.FAILURE))
+    metrics.attempt(attempt(copy=True))
+    assert await total(metrics, "sidecar_attempts_total") == 3
+    for outcome in ("failure", "success"):
+        assert await value(metrics, "sidecar_probe_copies_total", **ON_NODE, outcome=outcome) == 1
+    metrics.retain(fleet_of("10.0.0.9:8000"))
+    assert await total(metrics, "sidecar_probe_copies_total") == 0
+
+
 async def test_attempt_gives_its_times_its_connection_and_its_malformed_events() -> None:
     metrics = Metrics()
     metrics.attempt(attempt(malformed_events=3))
@@ -141,7 +153,7 @@ async def test_attempt_gives_its_times_its_connection_and_its_malformed_events()
 async def test_transition_is_counted_and_only_a_node_is_named(scope: Scope) -> None:
     metrics = Metrics()
     metrics.transition(transition(scope, key="secret-session" if scope is not Scope.NODE else NODE))
-    labels = {"scope": scope.value, "service": "chat", "old": "closed", "new": "open"}
+    labels = {"scope": scope.value, "service": "chat", "old": "closed", "new": "open", "why": "consecutive"}
     endpoint = NODE if scope is Scope.NODE else ""
     assert await value(metrics, "sidecar_breaker_transitions_total", **labels, endpoint=endpoint) == 1
 
