@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from typing import Final, Literal, TextIO, get_args
 from zlib import crc32
@@ -30,6 +29,11 @@ MAX_FAULTS: Final = 20
 MOST_TOKENS: Final = 100_000_000
 """No model reads or writes so many; what is more is another column."""
 MAX_SESSION: Final = 256
+LONGEST_DAYS: Final = 400
+"""BurstGPT is 121 days. What is longer has its time in milliseconds, or counts from another year in one line."""
+MOST_S: Final = 1e12
+
+_DAY_S: Final = 86_400.0
 
 Form = Literal["jsonl", "azure", "burstgpt"]
 FORMS: Final[tuple[Form, ...]] = get_args(Form)
@@ -117,6 +121,8 @@ class Trace:
             raise TraceError([f"{self._path}: {exc.strerror or exc}"]) from exc
         except UnicodeDecodeError as exc:
             raise TraceError([*faults, f"{self._path}: not UTF-8 text: {exc.reason}"]) from exc
+        if end - begin > LONGEST_DAYS * _DAY_S:
+            faults.append(f"{self._path}: spans {(end - begin) / _DAY_S:.0f} days: is its time in seconds?")
         if not faults and not requests:
             faults.append(f"{self._path}: holds no request that was answered")
         if faults:
@@ -212,8 +218,8 @@ def _row_of_cells(cells: list[str], places: list[int], session: int, columns: _C
 
 
 def _row(at: float, prompt: int, output: int, session: str, prompt_name: str, output_name: str) -> Row | str:
-    if not isfinite(at):
-        return f"{at} is not a time"
+    if not -MOST_S < at < MOST_S:
+        return f"{at:g} is not a time"
     for name, count in ((prompt_name, prompt), (output_name, output)):
         if not 0 <= count <= MOST_TOKENS:
             return f"{name}: {count} is not from 0 to {MOST_TOKENS}"

@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.simulate.profile import CHAT
-from sidecar.simulate.trace import MAX_FAULTS, Extent, Form, Row, Trace, TraceError
+from sidecar.simulate.trace import FORMS, MAX_FAULTS, Extent, Form, Row, Trace, TraceError
 
 JSONL = """{"arrival": 5, "prompt_tokens": 100, "output_tokens": 20, "session": "a", "anything": [1]}
 
@@ -81,6 +83,12 @@ BAD: list[tuple[str, Form, str]] = [
     (HEAD + '2023-11-16 18:15:46,"1,2\n', "azure", ":2: "),
     ("Timestamp,Request tokens,Response tokens\nnan,1,1\n", "burstgpt", ":2: nan is not a time"),
     ("Timestamp,Request tokens,Response tokens\n9,1,1\n8,1,1\n", "burstgpt", ":3: goes back in time, from 9 to 8 s"),
+    ("Timestamp,Request tokens,Response tokens\n1,1,1\n1700000000000,1,1\n", "burstgpt", ":3: 1.7e+12 is not a time"),
+    (
+        "Timestamp,Request tokens,Response tokens\n1,1,1\n1700000000,1,1\n",
+        "burstgpt",
+        ": spans 19676 days: is its time",
+    ),
     (LINE + "{\n", "jsonl", ":2: not JSON: "),
     (LINE + "[]\n", "jsonl", ":2: Expected `object`, got `array`"),
     (LINE + '{"arrival": 1, "prompt_tokens": 1}\n', "jsonl", ":2: Object missing required field `output_tokens`"),
@@ -113,6 +121,25 @@ def test_all_faults_are_told_together_up_to_a_number(tmp_path: Path) -> None:
         Trace(written(tmp_path, "{\n" * 1000), "jsonl")
     assert len(caught.value.faults) == MAX_FAULTS + 1
     assert "more faults" in caught.value.faults[-1]
+
+
+WORDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens", ",", "\n", '"', "2023-11-16 18:15:46", "0001-01-01", "9", "-")
+MORE = ('{"arrival": ', '"prompt_tokens": ', '"output_tokens": ', "}", "1e999", "1" * 30, "NaN", "\ud800", "\0", " ")
+PIECES = st.sampled_from((*WORDS, *MORE))
+
+
+@given(st.lists(PIECES, max_size=40), st.sampled_from(FORMS))
+def test_no_text_makes_a_reader_do_anything_but_read_or_refuse(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[str], form: Form
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzzed"
+    file.write_bytes("".join(pieces).encode("utf-8", "surrogatepass"))
+    try:
+        trace = Trace(file, form)
+    except TraceError as exc:
+        assert exc.faults
+        return
+    assert len(list(trace.rows())) == trace.extent.requests > 0
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
