@@ -31,6 +31,7 @@ from sidecar.policy.schema import (
     Adaptive,
     Breakers,
     Deadlines,
+    Hedge,
     Mode,
     NodeBreaker,
     Retry,
@@ -142,6 +143,8 @@ class Try:
         self._guard.ended(self._permit, now, ok, self._ttft_s, now - self._begun)
 
 
+NEVER = 1_000_000
+
 Make = Callable[[int, Moved, Random], Group]
 
 
@@ -150,7 +153,7 @@ class Arm:
     """One row of the table: a rule (`make`), or the product.
 
     `adaptive`: keys of breakers.node.adaptive that differ from its defaults; None: the fixed rules alone. `attempts`:
-    of retry. `session`: mode of the sessions' breakers.
+    of retry. `hedge`: whether late requests move. `session`: mode of the sessions' breakers.
     """
 
     name: str
@@ -158,6 +161,7 @@ class Arm:
     make: Make | None = None
     adaptive: dict[str, Any] | None = field(default_factory=dict)
     attempts: int = 1
+    hedge: Mode = "off"
     session: Mode = "enforce"
 
     @property
@@ -179,6 +183,7 @@ class Arm:
             name=ServiceName("chat"),
             deadlines=Deadlines(first_token_s=Seconds(TTFT_S), token_gap_s=Seconds(GAP_S)),
             retry=Retry(attempts=self.attempts),
+            hedge=Hedge(mode=self.hedge),
             breakers=Breakers(node=NodeBreaker(adaptive=judged), session=SessionBreaker(mode=self.session)),
         )
 
@@ -227,13 +232,16 @@ RULES = [
     _envoy("envoy", "Envoy's outlier detection, defaults", Ejection()),
     _envoy(
         "envoy-tuned",
-        "3 in a row, sweep 2 s, ejection 10 s, 66 %, volume 10, slow at 1 s is a 5xx",
+        "3 in a row, or 20 % of 20 in 5 s; 5 s ejection, 66 %, panic at 30 %, slow at 1 s is a 5xx",
         Ejection(
             consecutive_5xx=3,
-            interval_s=2.0,
-            base_ejection_s=10.0,
+            interval_s=5.0,
+            base_ejection_s=5.0,
             max_ejection_ratio=0.66,
-            success_rate_request_volume=10,
+            success_rate_minimum_hosts=NEVER,
+            failure_ratio=0.2,
+            failure_request_volume=20,
+            panic_ratio=0.3,
             slow_s=1.0,
         ),
     ),
@@ -241,11 +249,12 @@ RULES = [
         "envoy-percentage",
         "failure percentage only: 30 % of 50 in 10 s, slow at 1 s is a 5xx",
         Ejection(
-            consecutive_5xx=1_000_000,
-            success_rate_minimum_hosts=1_000_000,
+            consecutive_5xx=NEVER,
+            success_rate_minimum_hosts=NEVER,
             failure_ratio=0.3,
-            max_ejection_ratio=0.66,
             base_ejection_s=15.0,
+            max_ejection_ratio=0.66,
+            panic_ratio=0.3,
             slow_s=1.0,
         ),
     ),
@@ -254,13 +263,13 @@ RULES = [
         "7 in a row, 1 to 60 s, first token after 1 s is a failure",
         each(lambda pod, moved, chance: Linkerd(pod, moved, chance, slow_s=1.0)),
     ),
-    _alarms("spot", "SPOT on the first token's time, q 1e-4, 2 alarms in 10 s", Spot, 2),
-    _alarms("dspot", "DSPOT, depth 100, the same", Dspot, 2),
+    _alarms("spot", "SPOT on the first token's time, q 1e-4, 4 alarms or failures in 20 requests", Spot, 4),
+    _alarms("dspot", "DSPOT, depth 100, the same", Dspot, 4),
 ]
 
 OURS = [
     Arm("ours", "the product's adaptive breaker, nothing sent twice"),
-    Arm("ours+rescue", "the same, retries before the first byte", attempts=3),
+    Arm("ours+rescue", "the same, with retries and hedges before the first byte", attempts=3, hedge="enforce"),
     Arm("ours-fixed", "the product's fixed rules alone", adaptive=None),
     Arm("ours-no-covariates", "prompt and load explain nothing", adaptive={"covariates": False}),
     Arm("ours-no-location", "without the location statistic", adaptive={"statistics": ["fast", "gray"]}),

@@ -5,7 +5,7 @@ Stands for the transaction log, with its delay. What arrives is weighed by the p
 
 from typing import Final
 
-from sidecar.core.detector import Counts
+from sidecar.core.detection import Counts
 from sidecar.simulate.product import Product
 
 DELAY_S: Final = 0.1
