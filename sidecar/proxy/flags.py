@@ -17,6 +17,7 @@ _BY_ENDING = MappingProxyType(
         Ending.TOKEN_GAP_TIMEOUT: "SI",
         Ending.HEAD_TIMEOUT: "UT",
         Ending.TTFT_TIMEOUT: "UT",
+        Ending.LATE: "UT",
         Ending.TOTAL_TIMEOUT: "UT",
     }
 )

@@ -5,8 +5,8 @@ each failed trial one more who was kept waiting; a synthetic request would have 
 says nothing of the prompts that are really asked. A copy costs the endpoint what a request costs, and nobody waits for
 it: its answer is judged like any other and goes nowhere.
 
-It does not run for as long as a request may: `PROBE_S` after the first token's deadline it is stopped, and counts as
-good if tokens came until then.
+A stream does not run for as long as a request's may: `PROBE_S` after the first token's deadline it is stopped, and
+counts as good if tokens came until then.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,17 @@ def may_copy(request: Request, call: Call) -> bool:
 class Probe:
     """One copy on its way. Owns its attempt; gives the permit back when it ends, and tells the recorder."""
 
-    __slots__ = ("_attempt", "_choice", "_clock", "_now_wall", "_recorder", "_service")
+    __slots__ = (
+        "_call",
+        "_choice",
+        "_clock",
+        "_connector",
+        "_now_wall",
+        "_recorder",
+        "_request",
+        "_service",
+        "_watchdog",
+    )
 
     def __init__(
         self,
@@ -62,25 +72,39 @@ class Probe:
     ) -> None:
         self._service = service
         self._choice = choice
+        self._request = request.copy()
+        self._call = call
+        self._connector = connector
         self._recorder = recorder
+        self._watchdog = watchdog
         self._clock = clock
         self._now_wall = now_wall
-        times = service.times
-        end_at = clock() + min(times.total_s, times.first_token_s + PROBE_S)
-        self._attempt = Attempt(
-            self, request.copy(), call, _Nobody(), choice.node, connector, clock, watchdog, times, end_at
-        )
-        self._attempt.expectation = evidence.expect(
-            service, choice.node, choice.permit, call.model if call.stream else "", request.body_size, None
-        )
 
     def start(self, request_id: bytes, peer: str, scheme: bytes, request: Request) -> None:
-        """Send it."""
-        node = self._choice.node
+        """Send it. `request` is the original, whose head the copy has."""
+        service, node, permit, call = self._service, self._choice.node, self._choice.permit, self._call
+        times = service.times
+        # An answer that is no stream is told by its end alone, and that has a deadline.
+        most_s = min(times.total_s, times.first_token_s + PROBE_S) if call.stream else times.total_s
+        # The attempt knows us and we not the attempt: a circle would be left to the garbage collector.
+        attempt = Attempt(
+            self,
+            self._request,
+            call,
+            _Nobody(),
+            node,
+            self._connector,
+            self._clock,
+            self._watchdog,
+            times,
+            self._clock() + most_s,
+        )
+        attempt.expectation = evidence.expect(
+            service, node, permit, call.model if call.stream else "", request.body_size, None
+        )
         node.in_flight += 1
-        if self._choice.permit.moved is not None:
-            self._recorder.transition(self._choice.permit.moved)
-        self._attempt.start(engine_head(request, request_id, peer, scheme, node.key))
+        self._tell(permit.moved)
+        attempt.start(engine_head(request, request_id, peer, scheme, node.key))
 
     def reply_lines(self, attempt: Attempt) -> bytes:
         """Nobody gets a reply."""
@@ -96,10 +120,11 @@ class Probe:
     def attempt_late(self, attempt: Attempt) -> None:
         """It proves nothing good any more: what counts is known."""
         expectation = attempt.expectation
+        attempt.node.late += 1
         if expectation is not None:
             silent = attempt.first_token_at > 0.0
             self._tell(evidence.late(self._service, attempt.node, expectation, silent, self._clock()))
-        attempt.stop(Ending.ABANDONED)
+        attempt.stop(Ending.LATE)
 
     def attempt_done(self, attempt: Attempt) -> None:
         """Judge it."""
@@ -108,8 +133,14 @@ class Probe:
         service, node, now = self._service, self._choice.node, self._clock()
         node.in_flight -= 1
         result = DOCTRINE[ending].node
-        if ending is Ending.TOTAL_TIMEOUT:
-            result = _SUCCESS if attempt.last_token_at else _FAILURE
+        if ending is Ending.LATE:
+            result = _FAILURE
+        elif ending is Ending.TOTAL_TIMEOUT:
+            if attempt.last_token_at:
+                result = _SUCCESS
+            elif not attempt.committed:
+                # What was committed without a token is compressed: nobody knows what is in it.
+                result = _FAILURE
         if result is _OVERLOADED:
             service.overloaded(node, attempt.retry_after_s(self._now_wall()), now)
         self._tell(

@@ -64,6 +64,12 @@ NODE_METRICS: tuple[tuple[str, Kind, str, Callable[[Node, float], float]], ...] 
         lambda node, now: node.breaker.held_closed,
     ),
     (
+        "sidecar_late_attempts_total",
+        "counter",
+        "Attempts whose first or next token was late while they ran",
+        lambda node, now: node.late,
+    ),
+    (
         "sidecar_endpoint_in_flight",
         "gauge",
         "Attempts running on the endpoint",
@@ -173,6 +179,11 @@ class LiveGauges:
             yield header(metric, text, kind)
             for name, service in services:
                 yield f"{metric}{{{label_text(('service',), (name,))}}} {read(service.suspects)}\n"
+        yield header(
+            "sidecar_hedge_shadowed_total", "Late requests that would have been moved, were that enforced", "counter"
+        )
+        for name, service in services:
+            yield f"sidecar_hedge_shadowed_total{{{label_text(('service',), (name,))}}} {service.hedge_shadowed}\n"
         for metric, kind, text, judge in DETECTOR_METRICS:
             yield header(metric, text, kind)
             for name, service in services:

@@ -73,6 +73,15 @@ async def test_floor_and_shadow_are_counted() -> None:
     assert await value(metrics, "sidecar_breaker_shadow_denied_total", **labels) == 5
 
 
+async def test_late_attempts_and_requests_that_would_have_moved_are_counted() -> None:
+    fleet = fleet_of(NODE)
+    metrics = watching(fleet)
+    service = fleet.services[CHAT]
+    service.nodes[NODE].late, service.hedge_shadowed = 3, 2
+    assert await value(metrics, "sidecar_late_attempts_total", service="chat", endpoint=NODE) == 3
+    assert await value(metrics, "sidecar_hedge_shadowed_total", service="chat") == 2
+
+
 async def test_detector_s_state_is_told_where_there_is_one() -> None:
     fleet = fleet_of(NODE)
     metrics = watching(fleet)
