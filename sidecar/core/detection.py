@@ -316,7 +316,9 @@ class Detection:
         if not detector.active:
             self._activate(detector)
         detector.recent_n += counts.good + counts.bad
+        detector.recent_bad += counts.bad
         detector.panic_n += counts.good + counts.bad
+        detector.panic_bad += counts.bad
         self.results += counts.good + counts.bad
         detector.fast = max(0.0, detector.fast + counts.good * self.normal.good_fast)
         detector.gray = max(0.0, detector.gray + counts.good * self.normal.good_gray)
@@ -326,7 +328,7 @@ class Detection:
         if self._location and counts.location != 0.0 and not self.normal.overload:
             if detector.location == 0.0:
                 detector.location_at = now
-            detector.location = max(0.0, detector.location + counts.location)
+            detector.location = min(2.0 * self.rule.location_trip, max(0.0, detector.location + counts.location))
             if detector.location >= self.rule.location_trip:
                 trip = self._located(detector, now)
         for _ in range(min(counts.bad, REMEMBERED)):

@@ -1,7 +1,8 @@
 """What an attempt tells of its endpoint, from its start to its end: detector and breaker in one place.
 
 Whoever forwards calls `expect` before, then `first_token`, `late` and `ended` as they happen, and hands the transitions
-on. `ended` gives the permit back and must come once for every permit; the others may never come.
+on. `ended` gives the permit back and must come once for every permit; the others may never come. An attempt that began
+before its endpoint left, or became one of another version, tells the detector nothing: that one is no more.
 """
 
 from typing import Final
@@ -40,7 +41,7 @@ def first_token(
 ) -> Transition | None:
     """The first token came, `took_s` after the request was sent."""
     detection = service.detection
-    if detection is None:
+    if detection is None or expectation.detector is not node.detector:
         return None
     trip = detection.first_token(expectation, took_s, now)
     return None if trip is None else _trip(detection, node, trip, now)
@@ -55,6 +56,8 @@ def late(service: ServiceState, node: Node, expectation: Expectation, silent: bo
     if permit.probe:
         expectation.bad = True
         return node.breaker.record(permit, _FAILURE, now, SILENT if silent else LATE)
+    if expectation.detector is not node.detector:
+        return None
     trip = detection.late(expectation, SILENT if silent else LATE, now)
     return None if trip is None else _trip(detection, node, trip, now)
 
@@ -71,7 +74,7 @@ def ended(
 ) -> Transition | None:
     """The attempt ended, with this result for its endpoint: gives the permit back."""
     detection = service.detection
-    if detection is None or expectation is None:
+    if detection is None or expectation is None or expectation.detector is not node.detector:
         return node.breaker.record(permit, result, now, ending)
     if permit.probe:
         proved = detection.verdict(expectation, result)

@@ -184,6 +184,7 @@ class ServiceState:
             nodes[key] = node
         for gone in self.nodes.values():
             gone.draining = True
+            gone.detector = None
             gone.breaker.forget()
         self.nodes = nodes
         if detection is not None:
