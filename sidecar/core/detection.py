@@ -385,6 +385,8 @@ class Detection:
         if detector.gray == 0.0:
             detector.since = now
             detector.n = detector.bad = detector.errors = detector.late = detector.gaps = 0
+        elif not detector.bad:
+            detector.since = now  # after a head start
         detector.n += 1
         detector.bad += 1
         if word == ERROR:

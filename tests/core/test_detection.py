@@ -419,6 +419,26 @@ def test_a_relapse_is_found_sooner() -> None:
     assert pods.state() is OPEN and first in (CLOSED, OPEN)
 
 
+def test_a_relapse_is_told_from_its_own_beginning_and_a_hiccup_is_none() -> None:
+    pods = opened(FAILS)
+    while pods.state() is not CLOSED:
+        pods.second()
+    out = [asked for _ in range(20) if (asked := pods.ask(0)) is not None]
+    pods.now += out[0][1].late_s
+    for _, expectation in out:
+        pods.late(0, expectation)
+    assert pods.state() is CLOSED, "all at once"
+    for permit, expectation in out:
+        pods.first_token(0, expectation, out[0][1].late_s + 0.1)
+        pods.end(0, permit, expectation)
+    pods.now += 2 * SPAN_S
+    for _ in range(3):
+        pods.fail()
+    assert pods.state() is OPEN
+    said = re.search(r"bad in ([0-9.]+) s", pods.opened(0)[-1].evidence)
+    assert said is not None and float(said[1]) == pytest.approx(2 * SPAN_S, abs=0.1)
+
+
 def test_evidence_of_an_older_generation_is_dropped() -> None:
     pods = Pods(3).learnt()
     out = [asked for _ in range(8) if (asked := pods.ask(0)) is not None]
