@@ -4,12 +4,15 @@ import asyncio
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from sidecar.core.breaker import Transition
 from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.outcome import DOCTRINE, Ending
+from sidecar.policy.duration import format_seconds
 from sidecar.policy.load import load
-from sidecar.policy.schema import Deadlines
+from sidecar.policy.schema import Adaptive, Deadlines, Seconds
 from sidecar.telemetry.line import RequestLine
 from sidecar.telemetry.metrics import Metrics
 from tests.checks.drift import ROOT
@@ -81,6 +84,32 @@ def test_every_deadline_is_there_with_its_default() -> None:
     ):
         shown = f"{seconds / 60:g} m" if seconds >= 60 else f"{seconds:g} s"
         assert said.get(field) == shown, field
+
+
+def test_every_number_of_the_detector_is_there_with_its_default_and_range() -> None:
+    said = {row[0]: row[1:3] for row in rows("breakers.md", 4)}
+    for field in msgspec.structs.fields(Adaptive):
+        value = getattr(Adaptive(), field.name)
+        match value:
+            case Seconds():
+                shown = [format_seconds(value), "1ms-1h"]
+            case bool():
+                shown = [str(value).lower(), "-"]
+            case float() | int():
+                bounds = msgspec.inspect.type_info(field.type)
+                assert isinstance(bounds, msgspec.inspect.FloatType | msgspec.inspect.IntType)
+                shown = [f"{value:g}", f"{bounds.ge:g}-{bounds.le:g}"]
+            case str():
+                shown = [value, "-"]
+            case _:
+                shown = ["all", "-"]
+        assert said.get(field.encode_name) == shown, field.encode_name
+
+
+def test_every_word_for_a_breaker_s_change_is_explained() -> None:
+    said = {row[0] for row in rows("operations.md", 3)}
+    words = re.findall(r"`(\w+)`", (Transition.__doc__ or "").partition("bounded set (")[2].partition(")")[0])
+    assert len(words) == 12 and set(words) <= said
 
 
 @pytest.mark.parametrize("document", PROSE, ids=lambda path: path.relative_to(ROOT).as_posix())
