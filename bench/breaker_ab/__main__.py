@@ -5,6 +5,7 @@
     python -m bench.breaker_ab --arms ours --set kappa=3 --set location_trip=15        the product with other numbers
     python -m bench.breaker_ab --rate 2 --pods 3 --sidecars 8 --out DIR --resume       more rows for the same report
     python -m bench.breaker_ab --from DIR                             the report of what was run, running nothing
+    python -m bench.breaker_ab --from DIR --docs docs                 keep it: breaker.json, pictures, tables in .md
     python -m bench.breaker_ab --small                                the gate: under a minute, 1 if ours breaks it
 
 Rows are written to DIR/rows.jsonl as they come (--resume keeps those that are there and runs only what is missing), the
@@ -46,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.read:
         found = [*rows.read(path)]
     else:
-        os.nice(5)
         setting = Setting(args.profile, args.rate, args.pods, args.sidecars, args.pooled)
         todo = rows.tasks(args.arms, args.scenarios, args.seeds, setting)
         found = _run(todo, adaptive, args.jobs, None if args.small else path, resume=args.resume)
@@ -60,9 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"breaker_ab: {why}", file=sys.stderr)
         return 1 if broken else 0
     (out / "report.md").write_text(said)
+    if args.docs:
+        report.write(found, args.docs / "breaker.md")
+        (args.docs / "breaker.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(report.summary(found)), indent=1) + b"\n"
+        )
     if args.pictures:
         try:
-            pictures.draw(found, out, adaptive)
+            pictures.draw(found, args.docs or out, adaptive)
         except RuntimeError as exc:
             print(f"breaker_ab: no pictures: {exc}", file=sys.stderr)
     return 0
@@ -146,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--jobs", type=int, default=os.cpu_count() or 1)
     add("--out", type=Path, default=OUT, metavar="DIR", help="default build/breaker_ab")
     add("--from", type=Path, dest="read", metavar="DIR", help="report on the rows there")
+    add("--docs", type=Path, metavar="DIR", help="keep it: breaker.json, pictures, and the tables in breaker.md")
     add("--resume", action="store_true", help="keep the rows that are there")
     add("--no-pictures", dest="pictures", action="store_false")
     add("--small", action="store_true", help="3 scenarios, one seed; exits 1 if ours breaks the gate")

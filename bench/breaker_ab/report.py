@@ -1,7 +1,15 @@
-"""The rows as tables: all measures per arm, interception per fault, goodput per scenario, and the aims."""
+"""The rows as tables: all measures per arm, interception per fault, goodput per scenario, and the aims.
+
+On a terminal all of them; in a document as its generated parts, between `<!-- generated: NAME -->` and `<!-- end: NAME
+-->`: what is around them is written by people and left alone.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from bench.breaker_ab.arms import ARMS
 from bench.breaker_ab.rows import Row, Setting
@@ -13,6 +21,12 @@ KINDS = ("step", "ramp", "errors", "stall", "gray", "cold", "zone", "multi", "ou
 LARGE = 1000
 """Affected requests of an episode from which on I1 has an aim."""
 REFERENCE = "none"
+AIMED = ("ours", "ours+rescue")
+PICTURES = """\
+![false trips and goodput against interception, a dot per arm](breaker-arms.png)
+
+![one run of each scenario: faults, breakers and failed requests per pod](breaker-incidents.png)
+"""
 
 
 def summed(rows: Iterable[Row]) -> Measures:
@@ -28,17 +42,97 @@ def text(rows: Sequence[Row]) -> str:
     parts = []
     for setting in settings(rows):
         ours = [row for row in rows if row.task.setting == setting]
-        seeds = sorted({row.task.seed for row in ours})
-        parts.append(f"## {str(setting)[0].upper()}{str(setting)[1:]}\n")
-        parts.append(f"Seeds {_spans(seeds)}; {len(ours)} runs, {sum(row.cpu_s for row in ours):.0f} s of CPU.\n")
-        scenarios = [name for name in SCENARIOS if any(row.task.scenario == name for row in ours)]
-        parts += [overall(ours), "I1 by fault, in percent:\n", by_fault(ours)]
-        parts += ["Goodput by scenario, in percent; all but `none` as the difference to it:\n", goodput(ours)]
-        extra = [name for name in scenarios if name not in THIRTEEN]
-        if extra and len(extra) < len(scenarios):
-            parts.append(f"The first table is without {' and '.join(extra)}, the others are with them.\n")
-        parts += [f"Aims ({arm}):\n\n" + aims(ours, arm) for arm in ("ours", "ours+rescue") if arm in _arms(ours)]
+        parts += [f"## {_title(setting)}\n", *_figures(ours)]
+        parts += [f"Aims ({arm}):\n\n" + aims(ours, arm) for arm in AIMED if arm in _arms(ours)]
     return "\n".join(parts)
+
+
+def write(rows: Sequence[Row], document: Path) -> None:
+    """Fills the document's parts. ValueError if it has no place for one.
+
+    The first setting is the one that has aims, and its tables come first.
+    """
+    said, found = document.read_text(), settings(rows)
+    first = [row for row in rows if row.task.setting == found[0]]
+    rest = []
+    for setting in found[1:]:
+        ours = [row for row in rows if row.task.setting == setting]
+        rest += [f"### {_title(setting)}\n", *_figures(ours)]
+    parts = {
+        "aims": "\n".join(f"{_name(arm)}:\n\n" + aims(first, arm) for arm in AIMED if arm in _arms(first)),
+        "figures": "\n".join([PICTURES, f"### {_title(found[0])}\n", *_figures(first)]),
+        "settings": across(rows),
+        "others": "\n".join(rest),
+        "arms": markdown(["arm", "what"], [(_name(arm), ARMS[arm].what) for arm in _arms(rows)]),
+    }
+    for name, part in parts.items():
+        begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+        before, began, after_begin = said.partition(begin)
+        _, ended, after = after_begin.partition(end)
+        if not began or not ended:
+            raise ValueError(f"{document}: no place between {begin} and {end}")
+        said = f"{before}{begin}\n\n{part.strip()}\n\n{end}{after}"
+    document.write_text(said)
+
+
+def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """All seeds of an arm in a scenario as one object, for who draws their own table."""
+    made = []
+    for setting in settings(rows):
+        for arm in _arms(rows):
+            for scenario in SCENARIOS:
+                some = [r for r in rows if (r.task.setting, r.task.arm, r.task.scenario) == (setting, arm, scenario)]
+                if some:
+                    m = summed(some)
+                    seeds = sorted(row.task.seed for row in some)
+                    i1 = {kind: None if tally.i1 is None else 100 * tally.i1 for kind, tally in m.kinds.items()}
+                    what = {"arm": arm, "scenario": scenario, "seeds": seeds, "setting": msgspec.to_builtins(setting)}
+                    made.append({**what, **m.row(), "i1_pct_by_fault": i1})
+    return made
+
+
+def across(rows: Sequence[Row]) -> str:
+    """Ours in every setting, a line each."""
+    header = ["traffic", "arm", "seeds", "D1 %", "D2 false / all", "D3 %", "I1 %", "I3 %", "detect s", "recover s"]
+    header += ["goodput %", "less none's"]
+    lines = []
+    for setting in settings(rows):
+        ours = [row for row in rows if row.task.setting == setting]
+        reference = summed(row for row in ours if row.task.arm == REFERENCE).goodput
+        for arm in [name for name in _arms(ours) if name in AIMED]:
+            mine = [row for row in ours if row.task.arm == arm]
+            m = summed(mine)
+            every, good = m.all_kinds, m.goodput
+            lines.append(
+                (
+                    str(setting),
+                    arm,
+                    _spans(sorted({row.task.seed for row in mine})),
+                    percent(m.d1, 3),
+                    f"{m.false_trips}/{m.trips}",
+                    percent(m.d3, 3),
+                    percent(every.i1, 2),
+                    percent(every.i3, 2),
+                    seconds(m.detect_median_s),
+                    seconds(m.recover_median_s),
+                    percent(good, 2),
+                    "-" if good is None or reference is None else f"{100 * (good - reference):+.2f}",
+                )
+            )
+    return markdown(header, lines)
+
+
+def _figures(rows: Sequence[Row]) -> list[str]:
+    """The tables of one setting."""
+    scenarios = [name for name in SCENARIOS if any(row.task.scenario == name for row in rows)]
+    seeds = _spans(sorted({row.task.seed for row in rows}))
+    parts = [f"Seeds {seeds}; {len(rows)} runs, {sum(row.cpu_s for row in rows):.0f} s of CPU.\n"]
+    parts += [overall(rows), "I1 by fault, in percent:\n", by_fault(rows)]
+    parts += ["Goodput by scenario, in percent; all but `none` as the difference to it:\n", goodput(rows)]
+    extra = [name for name in scenarios if name not in THIRTEEN]
+    if extra and len(extra) < len(scenarios):
+        parts.append(f"The first table is without {' and '.join(extra)}, the others are with them.\n")
+    return parts
 
 
 def overall(rows: Sequence[Row]) -> str:
@@ -204,6 +298,11 @@ def _arms(rows: Sequence[Row]) -> list[str]:
 
 def _name(arm: str) -> str:
     return f"**{arm}**" if ARMS[arm].ours else arm
+
+
+def _title(setting: Setting) -> str:
+    said = str(setting)
+    return said[0].upper() + said[1:]
 
 
 def _spans(seeds: Sequence[int]) -> str:

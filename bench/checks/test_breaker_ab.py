@@ -454,6 +454,23 @@ def test_the_gate_says_what_is_broken() -> None:
     assert [why.split()[0] for why in report.gate(broken)] == ["1", "fast:", "I1", "goodput"]
 
 
+def test_the_document_has_a_place_for_every_part(tmp_path: Path) -> None:
+    document = tmp_path / "breaker.md"
+    document.write_text((Path(__file__).parents[2] / "docs" / "breaker.md").read_text())
+    other = Row(Task("ours", "step", 101, Setting(pods=3)), 1.0, Measures(owed=10, within_slo=9))
+    rows = [row("none", "step", owed=10, within_slo=8), row("ours", "step", owed=10, within_slo=10), other]
+    for _ in range(2):
+        report.write(rows, document)
+    said = document.read_text()
+    assert said.count("### Chat, 10 requests/s and pod, 9 pods, 1 sidecar") == 1
+    assert said.count("| **ours** | +20.00 |") == 1
+    assert "3 pods, 1 sidecar | ours | 101 |" in said
+    assert [each["goodput_pct"] for each in report.summary(rows)] == [80.0, 100.0, 90.0]
+    document.write_text("nothing")
+    with pytest.raises(ValueError, match="no place"):
+        report.write(rows, document)
+
+
 def test_rows_are_read_as_they_were_written_but_for_a_broken_last_line(tmp_path: Path) -> None:
     rows = [row("ours", "step", recover_s=(1.5,), kinds={"step": Tally(1, detect_s=(0.5,))}), row("none", "step")]
     path = tmp_path / "rows.jsonl"
