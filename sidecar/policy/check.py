@@ -120,7 +120,13 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
     for service in services:
         where = f"service {service.name}: "
         if service.hedge.mode != "off":
-            add(f"{where}hedge.mode {service.hedge.mode} is not acted on in this version")
+            node = service.breakers.node
+            if node.adaptive is False or node.mode == "off":
+                add(
+                    f"{where}hedge.mode {service.hedge.mode} moves nothing: only breakers.node.adaptive knows what is late"
+                )
+            elif service.retry.attempts == 1:
+                add(f"{where}hedge.mode {service.hedge.mode} moves nothing: retry.attempts is 1")
         if service.zone_decay is not None:
             add(f"{where}zone_decay is not acted on in this version")
         if service.shared != type(service.shared)():

@@ -94,7 +94,7 @@ class Retry(Strict, frozen=True, kw_only=True):
 
 
 class Hedge(Strict, frozen=True, kw_only=True):
-    """Second copies of late requests. Read, but not acted on in this version."""
+    """Whether a request whose first token is late moves to another endpoint; `shadow` counts who would have."""
 
     mode: Mode = "off"
 

@@ -16,6 +16,7 @@ from sidecar.policy.schema import (
     Overload,
     Poison,
     RequestBreaker,
+    Retry,
     Seconds,
     Service,
     SessionBreaker,
@@ -153,6 +154,9 @@ def test_the_default_identity_has_no_fault() -> None:
     assert list(check_identity(Identity())) == []
 
 
+HEDGE = Hedge(mode="shadow")
+
+
 def warned(*services: Service, identity: Identity | None = None) -> list[str]:
     warnings: list[str] = []
     warnings_of(services, identity or Identity(), warnings.append)
@@ -162,7 +166,12 @@ def warned(*services: Service, identity: Identity | None = None) -> list[str]:
 @pytest.mark.parametrize(
     ("services", "words"),
     [
-        ([service(hedge=Hedge(mode="shadow"))], "hedge.mode shadow is not acted on"),
+        (
+            [service(hedge=HEDGE, breakers=Breakers(node=NodeBreaker(adaptive=False)))],
+            "hedge.mode shadow moves nothing",
+        ),
+        ([service(hedge=HEDGE, breakers=Breakers(node=NodeBreaker(mode="off")))], "hedge.mode shadow moves nothing"),
+        ([service(hedge=HEDGE, retry=Retry(attempts=1))], "retry.attempts is 1"),
         ([service(zone_decay=ZoneDecay())], "zone_decay is not acted on"),
         ([service(shared=Shared(quorum=3))], "shared.quorum is not acted on"),
         ([service(deadlines=Deadlines(token_gap_s=Seconds(31)))], "tool_gap is shorter"),
@@ -190,7 +199,8 @@ def test_what_is_legal_and_not_what_it_seems_is_warned_of(services: list[Service
         [service("a", fallback="b"), service("b")],
         [service("a", fallback="b"), service("b", models=())],
         [service(endpoints=(A, B), split={"v1": 1, "v2": 0})],
-        [service(shared=Shared(quorum=2), hedge=Hedge(mode="off"))],
+        [service(shared=Shared(quorum=2), hedge=Hedge(mode="off"), retry=Retry(attempts=1))],
+        [service("a", hedge=HEDGE, models=("x",)), service("b", hedge=Hedge(mode="enforce"))],
     ],
 )
 def test_what_is_what_it_seems_is_not_warned_of(services: list[Service]) -> None:
