@@ -274,15 +274,15 @@ class Detection:
     def verdict(self, expectation: "Expectation", result: Result) -> Result:
         """What a probe proves that ended as `result`: a success that was late is none.
 
-        After a trip for location one that is well only by itself proves nothing yet: all of them together must lean to
-        well.
+        One that is well only by itself proves nothing yet: how long the first tokens of all of them took must lean to
+        well, too.
         """
         if result is not _SUCCESS:
             return result
         if expectation.bad:
             return _FAILURE
         detector = expectation.detector
-        if detector.tripped == LOCATION and expectation.model:
+        if expectation.model:
             if detector.trial > TRIAL_BAD:
                 return _FAILURE
             if detector.trial > 0.0:
@@ -346,7 +346,7 @@ class Detection:
         active = self.active[:MAX_ACTIVE]
         rest = self.active[MAX_ACTIVE:]
         closed = [detector for detector in active if detector.breaker.state is _CLOSED]
-        began = self.normal.tick(active, closed, self.ready, self.floor, now, elapsed_s)
+        began = self.normal.tick(active, closed, self.ready, max(1, self.size), self.floor, now, elapsed_s)
         self.active = rest + [detector for detector in active if detector.active]
         return began
 

@@ -26,6 +26,7 @@ OFFSET_TICKS: Final = 20  # a new endpoint's first seconds count as a plain mean
 MOST_OFFSET: Final = 0.5
 MOST_COMMON: Final = 1.1  # ln 3
 OVERLOAD_TIMES: Final = 1.4
+CAPACITY_TIMES: Final = 2.5  # the load that was ever seen to work; engines slow down long before they stop
 OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
 OVERLOAD_S: Final = 15.0
 OVERLOAD_LEARNT_S: Final = 300.0
@@ -90,16 +91,24 @@ class Normal:
         return self.overload or self.panic or self.background > COMMON_RATIO
 
     def tick(
-        self, active: list[Detector], closed: list[Detector], ready: bool, floor: int, now: float, elapsed_s: float
+        self,
+        active: list[Detector],
+        closed: list[Detector],
+        ready: bool,
+        size: int,
+        floor: int,
+        now: float,
+        elapsed_s: float,
     ) -> bool:
         """Weighs what `active` endpoints, `closed` of them, showed since the last time; True if panic began.
 
-        `ready`: enough answers were counted; `floor`: how many endpoints must stay closed, 0: panic has no use.
+        `ready`: enough answers were counted. `size`: how many endpoints there are, `floor`: how many must stay closed;
+        0: panic has no use.
         """
         self._learn_offsets(closed, elapsed_s)
         half = _healthier_half(closed)
         self._weigh_background(half, len(closed), elapsed_s)
-        self._weigh_load(closed, ready, now, elapsed_s)
+        self._weigh_load(closed, ready, size, now, elapsed_s)
         began = self._watch_for_panic(half, len(closed), floor)
         recent, common, panic = exp(-elapsed_s / RECENT_S), exp(-elapsed_s / COMMON_S), exp(-elapsed_s / PANIC_S)
         for detector in active:
@@ -171,7 +180,7 @@ class Normal:
         current = bad / n if n >= 5.0 and closed >= 2 else 0.0
         self._weigh(max(usual, current))
 
-    def _weigh_load(self, closed: list[Detector], ready: bool, now: float, elapsed_s: float) -> None:
+    def _weigh_load(self, closed: list[Detector], ready: bool, size: int, now: float, elapsed_s: float) -> None:
         if not closed:
             return
         loads = sorted([float(detector.in_flight) for detector in closed])
@@ -181,7 +190,9 @@ class Normal:
         pace = min(1.0, elapsed_s / 5.0)
         self._load += pace * (load - self._load)
         ratios = sorted([_recent_ratio(detector) for detector in closed])
-        most = OVERLOAD_TIMES * self._load_max + OVERLOAD_SLACK
+        count = len(closed)
+        # What we keep from those that are open the others carry: that is no overload that came from outside.
+        most = OVERLOAD_TIMES * self._load_max * size / count + OVERLOAD_SLACK
         failing = ratios[int(QUANTILE * (len(ratios) - 1))]
         if self._rule.guards and ready and len(closed) >= 2:
             if (self._load_s >= LOAD_S and self._load > most) or failing > OVERLOAD_RATIO:
@@ -197,9 +208,8 @@ class Normal:
             self._load_max += pace * (self._load - self._load_max)
         else:
             self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / (6.0 * LONG_S))
-        count = len(closed)
-        mean = sum(loads) / count
-        self.capacity = count >= 2 and min(mean, self.load_cap) * count / (count - 1) <= most
+        mean = min(sum(loads) / count, self.load_cap)
+        self.capacity = count >= 2 and mean * count / (count - 1) <= CAPACITY_TIMES * self._load_max + OVERLOAD_SLACK
 
     def _watch_for_panic(self, half: list[Detector], closed: int, floor: int) -> bool:
         n = sum([detector.panic_n for detector in half])
