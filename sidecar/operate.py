@@ -196,20 +196,23 @@ def _show_health(body: bytes) -> None:
 def _show_breakers(body: bytes) -> None:
     lines = msgspec.json.decode(body, type=list[Breaker])
     rows = [(line.scope, line.key, line.service, line.state, line.since, line.by, line.why) for line in lines]
-    print_table(("SCOPE", "KEY", "SERVICE", "STATE", "SINCE", "BY", "WHY"), rows, [_explained(line) for line in lines])
+    notes = [[f"evidence: {line.evidence}"] if line.evidence else [] for line in lines]
+    print_table(("SCOPE", "KEY", "SERVICE", "STATE", "SINCE", "BY", "WHY"), rows, notes)
+    # What a detector is short of is its service's and the same on all of its endpoints.
+    for service, detector in {line.service: line.detector for line in lines if line.detector is not None}.items():
+        for words in _explained(detector):
+            print(f"    service {printable(service)}: {words}")
 
 
-def _explained(line: Breaker) -> list[str]:
-    """What is behind a breaker's state, and what its detector is short of, in words."""
-    words = [f"evidence: {line.evidence}"] if line.evidence else []
-    detector = line.detector
-    if detector is not None:
-        if detector.learning:
-            words.append(f"learning: {detector.answers} of {detector.min_samples} answers; the fixed rules judge alone")
-        if detector.panic:
-            words.append("panic: most answers fail everywhere; no breaker opens")
-        elif detector.overload:
-            words.append("overload: slowness is no evidence now, only errors are")
+def _explained(detector: Detector) -> list[str]:
+    """What keeps a detector from judging as it would, in words; nothing, mostly."""
+    words = []
+    if detector.learning:
+        words.append(f"learning: {detector.answers} of {detector.min_samples} answers; the fixed rules judge alone")
+    if detector.panic:
+        words.append("panic: most answers fail everywhere; no breaker opens")
+    elif detector.overload:
+        words.append("overload: slowness is no evidence now, only errors are")
     return words
 
 

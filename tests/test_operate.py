@@ -107,28 +107,34 @@ def test_breakers_are_a_table(admin: Admin, capsys: pytest.CaptureFixture[str]) 
     assert {row.index("chat") for row in (first, second)} == {head.index("SERVICE")}
 
 
-def test_what_is_behind_a_breaker_stands_under_its_row(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evidence_stands_under_its_row_and_what_a_service_s_detector_is_short_of_at_the_end(
+    admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
     learning = {"learning": True, "answers": 120, "min_samples": 200}
     opened = {**BREAKERS[0], "evidence": "3 of 4 answers bad\x1b[2J"}
     admin.says(
         [
             {**opened, "detector": {"learning": False, "overload": True, "fast": 14.2}},
-            {**BREAKERS[0], "detector": learning},
-            {**opened, "detector": {**learning, "overload": True, "panic": True}},
+            {**BREAKERS[0], "detector": {"learning": False, "overload": True}},
+            {**opened, "service": "a", "detector": {**learning, "overload": True, "panic": True}},
+            {**BREAKERS[0], "service": "b", "detector": {"learning": False}},
             {**BREAKERS[1], "evidence": "", "detector": None},
         ]
     )
     assert main(["breakers", "list", "--admin", admin.address]) == 0
     shown = lines(capsys)
-    assert [line.split()[0] for line in shown if line[0] != " "] == ["SCOPE", "node", "node", "node", "session"]
-    assert [line for line in shown if line[0] == " "] == [
-        r"    evidence: 3 of 4 answers bad\x1b[2J",
-        "    overload: slowness is no evidence now, only errors are",
-        "    learning: 120 of 200 answers; the fixed rules judge alone",
-        r"    evidence: 3 of 4 answers bad\x1b[2J",
-        "    learning: 120 of 200 answers; the fixed rules judge alone",
-        "    panic: most answers fail everywhere; no breaker opens",
-    ]
+    assert [line.split()[0] for line in shown if line[0] != " "] == ["SCOPE", "node", "node", "node", "node", "session"]
+    evidence = r"    evidence: 3 of 4 answers bad\x1b[2J"
+    assert [number for number, line in enumerate(shown) if line == evidence] == [2, 5]
+    assert (
+        [line for line in shown if line[0] == " " and line != evidence]
+        == shown[-3:]
+        == [
+            "    service chat: overload: slowness is no evidence now, only errors are",
+            "    service a: learning: 120 of 200 answers; the fixed rules judge alone",
+            "    service a: panic: most answers fail everywhere; no breaker opens",
+        ]
+    )
 
 
 def test_routes_are_a_table_with_the_part_of_each_endpoint_s_version(

@@ -122,9 +122,7 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
         if service.hedge.mode != "off":
             node = service.breakers.node
             if node.adaptive is False or node.mode == "off":
-                add(
-                    f"{where}hedge.mode {service.hedge.mode} moves nothing: only breakers.node.adaptive knows what is late"
-                )
+                add(f"{where}hedge.mode {service.hedge.mode} moves nothing: adaptive alone knows what is late")
             elif service.retry.attempts == 1:
                 add(f"{where}hedge.mode {service.hedge.mode} moves nothing: retry.attempts is 1")
         if service.zone_decay is not None:
