@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidecar.core.breaker import (
+    MOST_PROBES,
+    MOST_TIMES,
+    PATIENCE_S,
     TRANSITIONS,
     VERDICT_WAIT_S,
     Action,
@@ -590,6 +593,149 @@ def test_unblemished_is_what_a_new_breaker_would_judge_the_same() -> None:
         found.append(breaker.unblemished)
     trip(breaker, 30.0)
     assert [*found, breaker.unblemished] == [True, False, False, True, False]
+
+
+# --- a detector's trip ----------------------------------------------------------------------------------------------
+
+
+def tripped(proofs: int, rule: BreakerRule = RULE, open_s: float = 3.0, open_max_s: float = 10.0) -> Breaker:
+    """Opened by a detector at 0."""
+    breaker = breaker_of(rule)
+    transition = breaker.trip("fast", "3 of 3 answers bad", proofs, open_s, open_max_s, 0.0)
+    assert transition is not None
+    assert (transition.new, transition.why, transition.evidence) == (OPEN, "fast", "3 of 3 answers bad")
+    return breaker
+
+
+def prove(breaker: Breaker, now: float, most: int = 500) -> int:
+    """How many good probes, one after the other, close it."""
+    for count in range(1, most + 1):
+        record(breaker, S, now)
+        if breaker.state is CLOSED:
+            return count
+    raise AssertionError(f"{most} good probes did not close it")
+
+
+def test_a_detectors_trip_waits_by_its_own_numbers_and_a_fixed_one_by_its_own_again() -> None:
+    breaker = tripped(1)
+    assert breaker.retry_at(0.0) == 3.0
+    record(breaker, F, 3.0)
+    assert breaker.retry_at(3.0) == 3.0 + 6.0
+    record(breaker, F, 9.0)
+    assert breaker.retry_at(9.0) == 9.0 + 10.0
+    breaker.force("reset", 19.0, "ann")
+    trip(breaker, 100.0)
+    assert breaker.retry_at(100.0) == 110.0
+
+
+@pytest.mark.parametrize(
+    ("successes", "proofs", "needed"),
+    [(2, 1, 2), (2, 2, 2), (2, 5, 5), (1, 60, 60), (5, 3, 5)],
+    ids=lambda each: str(each),
+)
+def test_it_closes_by_as_many_good_probes_as_outweigh_it(successes: int, proofs: int, needed: int) -> None:
+    assert prove(tripped(proofs, rule_of(successes=successes)), 3.0) == needed
+
+
+@pytest.mark.parametrize("failed", [1, 2, 5])
+def test_after_a_failed_probe_there_is_more_to_prove_within_bounds(failed: int) -> None:
+    breaker, now = tripped(5), 0.0
+    for _ in range(failed):
+        now = breaker.retry_at(now)
+        record(breaker, F, now)
+    assert prove(breaker, breaker.retry_at(now)) == 5 * MOST_TIMES
+
+
+def test_probes_go_one_by_one_until_one_is_good_and_then_side_by_side() -> None:
+    breaker = tripped(60)
+    first = permitted(breaker, 3.0)
+    assert not breaker.can_probe(3.0) and isinstance(breaker.acquire(3.0), Denied)
+    breaker.record(first, S, 3.0)
+    out = [permitted(breaker, 3.0) for _ in range(MOST_PROBES)]
+    assert all(permit.probe for permit in out) and not breaker.can_probe(3.0)
+    assert breaker.probes_out == MOST_PROBES
+    breaker.record(out.pop(), I, 3.0)
+    assert breaker.can_probe(3.0)
+
+
+def test_no_more_probes_are_lent_than_are_wanting() -> None:
+    breaker = tripped(4)
+    record(breaker, S, 3.0)
+    out = [permitted(breaker, 3.0) for _ in range(3)]
+    assert not breaker.can_probe(3.0)
+    for permit in out:
+        breaker.record(permit, S, 3.0)
+    assert breaker.state is CLOSED
+
+
+def test_one_bad_probe_among_many_reopens_and_the_others_say_nothing_more() -> None:
+    breaker = tripped(60)
+    record(breaker, S, 3.0)
+    out = [permitted(breaker, 3.0) for _ in range(MOST_PROBES)]
+    assert breaker.record(out[3], F, 4.0, "late") is not None
+    for permit in out:
+        assert breaker.record(permit, S, 4.0) is None
+        assert breaker.record(permit, F, 4.0) is None
+    assert breaker.state is OPEN and breaker.probes_out == 0
+
+
+def test_where_traffic_is_thin_patience_takes_the_place_of_proofs() -> None:
+    breaker = tripped(60)
+    record(breaker, S, 3.0)
+    record(breaker, S, 3.0 + PATIENCE_S - 0.1)
+    assert breaker.state is HALF_OPEN
+    record(breaker, S, 3.0 + PATIENCE_S)
+    assert breaker.state is CLOSED
+
+
+def test_patience_asks_for_the_rules_successes_still() -> None:
+    breaker = tripped(60, rule_of(successes=3))
+    for step in range(3):
+        assert breaker.state is not CLOSED
+        record(breaker, S, 3.0 + step * PATIENCE_S)
+    assert breaker.state is CLOSED
+
+
+@pytest.mark.parametrize("mode", ["off", "open", "half_open", "floor", "panic"])
+def test_a_trip_does_nothing_where_nothing_may_open(mode: str) -> None:
+    roster = Roster()
+    roster.resize(2, 0.5)
+    breaker = breaker_of(rule_of(mode="off") if mode == "off" else RULE, roster)
+    other = breaker_of(RULE, roster, "b:80")
+    if mode in ("open", "half_open"):
+        trip(breaker, 0.0)
+        if mode == "half_open":
+            permitted(breaker, 10.0)
+    elif mode == "floor":
+        trip(other, 0.0)
+    elif mode == "panic":
+        roster.panic = True
+    before = (breaker.state, breaker.generation)
+    assert breaker.trip("gray", "evidence", 60, 3.0, 10.0, 10.0) is None
+    assert (breaker.state, breaker.generation) == before
+    assert breaker.held_closed == (mode in ("floor", "panic"))
+
+
+def test_a_shadowed_trip_refuses_nobody() -> None:
+    breaker = tripped(60, rule_of(mode="shadow"))
+    assert isinstance(breaker.acquire(1.0), Permit) and breaker.shadow_denied == 1
+
+
+def test_panic_closes_and_remembers_how_often_it_tripped() -> None:
+    breaker = tripped(5)
+    record(breaker, F, 3.0)
+    closed = breaker.close_in_panic(4.0)
+    assert (closed.old, closed.new, closed.why) == (OPEN, CLOSED, "panic")
+    assert breaker.passes and breaker.probes_out == 0
+    assert breaker.trip("fast", "again", 5, 3.0, 100.0, 5.0) is not None
+    assert breaker.retry_at(5.0) == 5.0 + 12.0
+
+
+def test_a_fixed_trip_after_a_detectors_asks_for_no_proofs_but_the_rules() -> None:
+    breaker = tripped(60)
+    breaker.force("reset", 1.0, "ann")
+    trip(breaker, 2.0)
+    assert prove(breaker, 12.0) == RULE.successes
 
 
 # --- the whole machine ----------------------------------------------------------------------------------------------

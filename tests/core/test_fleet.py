@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
+from sidecar.core import evidence
 from sidecar.core.breaker import FRESH, Denied, Permit, Scope, State
+from sidecar.core.detection import Detection
 from sidecar.core.fleet import (
     LEASE_SLACK_S,
     MAX_MODELS,
@@ -12,11 +14,13 @@ from sidecar.core.fleet import (
     Fleet,
     ServiceState,
     Session,
+    adaptive,
     matches,
 )
-from sidecar.kernel.ids import EndpointKey, SessionId
-from sidecar.kernel.outcome import Result
+from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
+from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import (
+    Adaptive,
     Breakers,
     Deadlines,
     Endpoint,
@@ -528,3 +532,93 @@ def test_a_floor_that_rose_is_met_and_an_operators_order_stands() -> None:
     nodes[0].breaker.force("open", 4.0, "somebody")
     fleet.apply(snapshot_of(floored(3, 0.9)), 5.0)
     assert [node.breaker.state for node in nodes] == [State.OPEN, State.CLOSED, State.CLOSED]
+
+
+# --- once a second --------------------------------------------------------------------------------------------------
+
+WATCHED = msgspec.structs.replace(RULE, min_closed_ratio=0.34)
+
+
+def watched(count: int = 3) -> tuple[Fleet, ServiceState, Detection]:
+    fleet, service = fleet_of(service_of(count, WATCHED))
+    assert service.detection is not None
+    return fleet, service, service.detection
+
+
+def fail(service: ServiceState, key: str, now: float, times: int = 1) -> None:
+    """Attempts on an endpoint that fail at once, whatever its breaker says of it."""
+    node = service.nodes[EndpointKey(key)]
+    for _ in range(times):
+        permit = node.breaker.acquire(now)
+        if isinstance(permit, Permit):
+            expectation = evidence.expect(service, node, permit, "m", 100, None)
+            evidence.ended(service, node, permit, expectation, Ending.SERVER_ERROR, F, 0.0, now)
+
+
+def test_services_without_a_detector_have_nothing_to_do() -> None:
+    fleet, service = fleet_of(service_of(2, msgspec.structs.replace(RULE, adaptive=False)))
+    trip(service.nodes[EndpointKey("h1:80")].breaker, 0.0)
+    assert fleet.tick(1.0) == [] and service.detection is None
+    assert all(node.detector is None for node in service.nodes.values())
+
+
+def test_the_detector_hears_how_busy_each_endpoint_is() -> None:
+    fleet, service, detection = watched()
+    for number, node in enumerate(service.nodes.values(), 1):
+        fail(service, node.key, 0.0)
+        node.in_flight = number
+    fleet.tick(1.0)
+    assert [detector.in_flight for detector in detection.active] == [1, 2, 3]
+
+
+def test_it_knows_how_many_there_are_and_how_many_must_stay_closed() -> None:
+    fleet, service, detection = watched(9)
+    assert (detection.size, detection.floor) == (9, service.roster.minimum)
+    fleet.apply(snapshot_of(service_of(2, msgspec.structs.replace(WATCHED, min_closed_ratio=0.0))), 1.0)
+    assert (detection.size, detection.floor) == (2, 0)
+
+
+def test_panic_closes_all_but_what_an_operator_holds_open_and_nobody_opens_in_it() -> None:
+    fleet, service, detection = watched(6)
+    nodes = list(service.nodes.values())
+    nodes[5].breaker.force("open", 0.0, "ann")
+    for step in range(4):
+        for node in nodes[:5]:
+            fail(service, node.key, step / 10, 4)
+    opened = [node.key for node in nodes[:5] if node.breaker.state is State.OPEN]
+    assert opened
+    moved = fleet.tick(1.0)
+    assert detection.normal.panic and service.roster.panic
+    assert sorted(move.key for move in moved) == sorted(opened)
+    assert {(move.new, move.why) for move in moved} == {(State.CLOSED, "panic")}
+    assert nodes[5].breaker.held_open
+    for node in nodes[:5]:
+        fail(service, node.key, 1.1, 20)
+    assert all(node.breaker.state is State.CLOSED for node in nodes[:5])
+    assert fleet.tick(2.0) == [], "told once"
+
+
+def test_a_policy_without_a_detector_ends_its_panic() -> None:
+    fleet, service, _ = watched()
+    service.roster.panic = True
+    fleet.apply(snapshot_of(service_of(3, msgspec.structs.replace(WATCHED, adaptive=False))), 1.0)
+    assert service.detection is None and not service.roster.panic
+    assert service.roster.may_open()
+
+
+def test_a_breaker_that_is_off_has_no_detector() -> None:
+    assert adaptive(msgspec.structs.replace(RULE, mode="off")) is None
+    assert adaptive(msgspec.structs.replace(RULE, adaptive=False)) is None
+    assert adaptive(RULE) == Adaptive()
+    numbers = Adaptive(kappa=5.0)
+    assert adaptive(msgspec.structs.replace(RULE, adaptive=numbers)) is numbers
+
+
+def test_each_service_has_a_detector_of_its_own() -> None:
+    one, two = service_of(2, WATCHED), msgspec.structs.replace(service_of(2, WATCHED), name="other")
+    fleet, service = fleet_of(one, two)
+    other = fleet.services[ServiceName("other")]
+    fail(service, "h1:80", 0.0, 3)
+    fleet.tick(1.0)
+    assert service.detection is not None and other.detection is not None
+    assert (service.detection.results, other.detection.results) == (3, 0)
