@@ -84,8 +84,8 @@ DOCTRINE: Final[dict[Ending, Verdict]] = {
     Ending.TOKEN_GAP_TIMEOUT: Verdict(_F, _F, False, Reason.TOKEN_GAP_TIMEOUT),
     # The whole request ran out of time: a node that kept its own deadlines is not at fault for a long answer.
     Ending.TOTAL_TIMEOUT: Verdict(_I, _I, False, Reason.TOTAL_TIMEOUT),
-    # We gave it up before its deadline, to try it elsewhere. That it was late is the detector's evidence, counted when it
-    # happened; of a fleet that is merely busy it would be none.
+    # We gave it up before its deadline, to try it elsewhere. That it was late is the detector's evidence, counted when
+    # it happened; of a fleet that is merely busy it would be none.
     Ending.LATE: Verdict(_I, _I, True, Reason.TTFT_TIMEOUT),
     Ending.TRUNCATED: Verdict(_F, _F, True, Reason.UPSTREAM_TRUNCATED),
     Ending.ERROR_IN_BAND: Verdict(_F, _F, True, None),
