@@ -261,7 +261,7 @@ class Engine:
         connection.pending = reply
         counters.live += 1
         counters.prompt_tokens += spec.prompt_tokens
-        delay_s = script.first_token_s + script.first_token_per_live_s * (counters.live - 1)
+        delay_s = script.first_token_after_s(request_id, spec.prompt_tokens, counters.live - 1)
         if not script.slots or self._running < script.slots:
             self._run(reply, delay_s)
         elif script.queue and counters.waiting >= script.queue:
@@ -314,6 +314,8 @@ class Engine:
             return _fault_of(request.fault)
         fault = self._script.fault
         if fault is None:
+            return None
+        if not fault.strikes(request.request_id):
             return None
         if self._spared < fault.skip:
             self._spared += 1

@@ -130,6 +130,9 @@ class Reply:
         fault = self._fault
         if fault is not None and self._struck_at_start(fault, now):
             return
+        if fault is not None and fault.kind is Kind.SLOW:
+            delay_s *= fault.factor
+            self._gap *= fault.factor
         if not self._stream:
             whole = delay_s + self._gap * max(0, self._spec.tokens - 1)
             if whole > 0.0:

@@ -6,6 +6,9 @@ under HTTP 200). What each must come to in a proxy is `kernel/outcome`.
 """
 
 from enum import StrEnum
+from hashlib import blake2b
+from math import exp
+from statistics import NormalDist
 from typing import Annotated
 
 import msgspec
@@ -29,6 +32,7 @@ class Kind(StrEnum):
     HEADERS_ONLY = "headers_only"  # a 200 head, then silence
     ROLE_ONLY = "role_only"  # head and the role chunk, then silence
     COMMENTS_ONLY = "comments_only"  # head, then one SSE comment each `period_s`
+    SLOW = "slow"  # the right answer, every wait of it `factor` times as long
     SLOW_DRIP = "slow_drip"  # the right answer, `size` bytes each `period_s`
     EMPTY = "empty"  # 200 and a clean end with no byte of body
     WRONG_MEDIA_TYPE = "wrong_media_type"  # 200 and an HTML page
@@ -51,14 +55,16 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """One fault and where it strikes.
 
     `after`: tokens sent first; more than the answer has means "after the last one, before its end". `torn`: half of
-    the next event precedes a stall or a cut. `skip` requests are spared first; then `times` are struck, 0 for every
-    one. `for_s`: it heals by itself, 0 for never. `message`, `type` and `code` fill error objects; `body`, when not
-    empty, stands in their place verbatim. `retry_after` is the header's value, empty for none.
+    the next event precedes a stall or a cut. `share` of the requests are in question at all, by their id (`luck`): who
+    sends them can tell which. Of those, `skip` are spared first; then `times` are struck, 0 for every one. `for_s`: it
+    heals by itself, 0 for never. `message`, `type` and `code` fill error objects; `body`, when not empty, stands in
+    their place verbatim. `retry_after` is the header's value, empty for none.
     """
 
     kind: Kind
     after: Count = 0
     torn: bool = False
+    share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 1.0
     skip: Count = 0
     times: Count = 0
     for_s: Seconds = 0.0
@@ -70,13 +76,20 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     body: str = ""
     period_s: Annotated[float, msgspec.Meta(ge=0.001, le=3600.0)] = 0.05
     size: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 1
+    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 5.0
+
+    def strikes(self, request_id: str) -> bool:
+        """Whether a request is among the `share`."""
+        return self.share >= 1.0 or luck(request_id, "fault") < self.share
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the engine behaves; every default answers at once and rightly.
 
     `tokens`: length of an answer whose request names none. `first_token_s` before the first token, plus
-    `first_token_per_live_s` for each other request alive; `token_gap_s` between tokens, 0 for all of them at once.
+    `first_token_per_live_s` for each other request alive and `first_token_per_prompt_token_s` for each token of its
+    prompt, all times a lognormal factor of sigma `spread`, which is the request's own (`luck`); `token_gap_s` between
+    tokens, 0 for all of them at once.
     `event_bytes`: chat and completion events are filled up to this size, 0 for none. `any_model` False refuses
     models that are not in `models`, as a real engine does. `close_framed`: streams end with their connection, without
     chunks. `slots`: requests served at a time, 0 for no limit; the others wait, at most `queue` of them (0 for no
@@ -87,6 +100,8 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Count = 16
     first_token_s: Seconds = 0.0
     first_token_per_live_s: Seconds = 0.0
+    first_token_per_prompt_token_s: Seconds = 0.0
+    spread: Annotated[float, msgspec.Meta(ge=0.0, le=5.0)] = 0.0
     token_gap_s: Seconds = 0.0
     event_bytes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
     models: tuple[str, ...] = ("demo",)
@@ -97,3 +112,27 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     healthy: bool = True
     keep: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 64
     fault: Fault | None = None
+
+    def first_token_after_s(self, request_id: str, prompt_tokens: int, others: int) -> float:
+        """How long a request waits for its first token while `others` are alive."""
+        wait_s = (
+            self.first_token_s
+            + self.first_token_per_live_s * others
+            + self.first_token_per_prompt_token_s * prompt_tokens
+        )
+        if self.spread > 0.0:
+            wait_s *= exp(self.spread * NORMAL.inv_cdf(luck(request_id, "pace")))
+        return wait_s
+
+
+NORMAL = NormalDist()
+
+
+def luck(request_id: str, of: str) -> float:
+    """A number in (0, 1) that is a request's own, the same on every engine and in every run; another one for each `of`.
+
+    Not drawn in order of arrival: what was struck can then be told from outside, and two runs of the same requests have
+    the same luck however they interleave.
+    """
+    digest = blake2b(f"{of}:{request_id}".encode("utf-8", "surrogateescape"), digest_size=6).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / (1 << 48)

@@ -105,6 +105,30 @@ async def test_fault_spares_then_strikes_then_heals() -> None:
         assert seen == [200, 200, 500, 500, 500, 200, 200]
 
 
+async def test_fault_of_a_share_strikes_by_the_requests_id() -> None:
+    fault = Fault(Kind.STATUS, share=0.5, times=4)
+    ids = [f"r{number}" for number in range(16)]
+    in_question = [name for name in ids if fault.strikes(name)]
+    assert 4 < len(in_question) < len(ids)
+    async with talk(fault=fault) as client:
+        struck = [
+            name for name in ids if (await client.ask(post(PLAIN, request_id=name), b"POST")).status == fault.status
+        ]
+    assert struck == in_question[:4]
+
+
+async def test_prompt_and_spread_make_the_first_token_later() -> None:
+    script = Script(first_token_per_prompt_token_s=0.001, spread=0.2)
+    long = ask(3, stream=True, messages=[{"role": "user", "content": "x" * 200}])
+    async with engine_and_client(script) as (engine, client):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert (await client.ask(post(long), b"POST")).body == stream_for(long, 3)
+        took_s = loop.time() - began
+    assert took_s >= script.first_token_after_s("r1", len(long) // 4, 0) - 0.001
+    assert engine.counters.completed == 1
+
+
 async def test_setting_a_fault_again_starts_its_count_again() -> None:
     async with engine_and_client(fault=Fault(Kind.STATUS, times=1)) as (engine, client):
         assert (await client.ask(post(PLAIN), b"POST")).status == 500

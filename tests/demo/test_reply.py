@@ -349,6 +349,16 @@ class TestBeforeTheFirstToken:
             assert (answer.status, answer.header(b"content-type")) == (200, b"text/html")
             assert answer.body.startswith(b"<!doctype html>")
 
+    async def test_slow_is_the_right_answer_that_much_later(self, body: bytes) -> None:
+        script = Script(first_token_s=0.004, token_gap_s=0.002, fault=Fault(Kind.SLOW, factor=4.0))
+        async with engine_and_client(script) as (engine, client):
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            answer = await client.ask(post(body), b"POST")
+            assert answer.body == (stream_for(STREAM, 5) if body is STREAM else plain_for(PLAIN, 5))
+            assert loop.time() - began >= 4.0 * (0.004 + 4 * 0.002) - 0.001
+            assert engine.counters.completed == 1
+
     async def test_slow_drip_is_the_right_answer_in_small_pieces(self, body: bytes) -> None:
         fault = Fault(Kind.SLOW_DRIP, period_s=0.001, size=100)
         async with engine_and_client(fault=fault) as (engine, client):
