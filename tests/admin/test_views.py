@@ -61,15 +61,16 @@ def test_evidence_is_what_opened_a_breaker_until_it_closes_and_then_what_closed_
     facts = StillFacts(snapshot(service(A)))
     one = breaker(facts)
     assert [line.evidence for line in views.breakers(facts)] == [""]
-    assert one.trip("gray", "7 of 90 answers bad", 1, 3.0, 10.0, 900.0) is not None
-    for state, now in (("open", 900.0), ("half_open", 904.0)):
+    trip([one], 900.0)
+    opened = "5 failures in a row, the last: reset"
+    for state, now in (("open", 900.0), ("half_open", 910.0)):
         permit = one.acquire(now)
         (line,) = views.breakers(facts)
-        assert (line.state, line.evidence) == (state, "7 of 90 answers bad")
+        assert (line.state, line.evidence) == (state, opened)
     assert isinstance(permit, Permit)
-    one.record(permit, Result.FAILURE, 905.0, "late")
+    one.record(permit, Result.FAILURE, 911.0, "late")
     (line,) = views.breakers(facts)
-    assert (line.state, line.why, line.evidence) == ("open", "probe_failed", "7 of 90 answers bad")
+    assert (line.state, line.why, line.evidence) == ("open", "probe_failed", opened)
     facts.fleet.override(Scope.NODE, A, "close", 1000.0, "operator")
     (line,) = views.breakers(facts)
     assert (line.state, line.evidence) == ("closed", "close by operator")
