@@ -99,10 +99,10 @@ class Probe:
             times,
             self._clock() + most_s,
         )
+        node.in_flight += 1
         attempt.expectation = evidence.expect(
             service, node, permit, call.model if call.stream else "", request.body_size, None
         )
-        node.in_flight += 1
         self._tell(permit.moved)
         attempt.start(engine_head(request, request_id, peer, scheme, node.key))
 
