@@ -8,7 +8,6 @@ from sidecar.core import evidence
 from sidecar.core.breaker import Permit, State, Transition
 from sidecar.core.detection import Counts, Detection
 from sidecar.core.detector import Detector, Expectation
-from sidecar.core.fleet import ServiceState
 from sidecar.core.pool import Node
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending
@@ -194,14 +193,6 @@ def only(faulty: int, answer: Answer) -> Callable[[int], Answer]:
 
 def absorb(pods: Pods, counts: Counts, pod: int = 0) -> None:
     """What another sidecar says, as it will come once there is a way for it."""
-    node = pods.nodes[pod]
     trip = pods.detection.absorb(pods.detector(pod), counts, pods.now)
     if trip is not None:
-        pods.tell(_opened(pods.service, node, trip.why, trip.evidence, trip.proofs, pods.now))
-
-
-def _opened(service: ServiceState, node: Node, why: str, said: str, proofs: int, now: float) -> Transition | None:
-    detection = service.detection
-    assert detection is not None
-    rule = detection.rule
-    return node.breaker.trip(why, said, proofs, float(rule.open_s), float(rule.open_max_s), now)
+        pods.tell(evidence._trip(pods.detection, pods.nodes[pod], trip, pods.now))
