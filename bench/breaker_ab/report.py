@@ -137,17 +137,19 @@ def _figures(rows: Sequence[Row]) -> list[str]:
 
 def overall(rows: Sequence[Row]) -> str:
     """The design's table, over its thirteen scenarios (or those of others, where none of these was run)."""
-    header = ["arm", "D1 %", "D2 false / all", "D2 %, 95 % interval", "D3 %", "I1 %", "I2 %", "I3 %", "I4 %"]
+    header = ["arm", "runs", "D1 %", "D2 false / all", "D2 %, 95 % interval", "D3 %", "I1 %", "I2 %", "I3 %", "I4 %"]
     header += ["detect s", "recover s", "re-opens", "goodput %"]
     thirteen = [row for row in rows if row.task.scenario in THIRTEEN] or rows
     lines = []
     for arm in _arms(rows):
-        m = summed(row for row in thirteen if row.task.arm == arm)
+        mine = [row for row in thirteen if row.task.arm == arm]
+        m = summed(mine)
         every = m.all_kinds
         low, high = wilson(m.false_trips, m.trips)
         lines.append(
             (
                 _name(arm),
+                str(len(mine)),
                 percent(m.d1, 3),
                 f"{m.false_trips}/{m.trips}",
                 f"{percent(m.d2)} ({percent(low)}-{percent(high)})" if m.trips else "-",
@@ -166,8 +168,9 @@ def overall(rows: Sequence[Row]) -> str:
 
 
 def by_fault(rows: Sequence[Row]) -> str:
-    """I1 of each kind of fault, in every scenario that has it."""
-    sums = {arm: summed(row for row in rows if row.task.arm == arm).kinds for arm in _arms(rows)}
+    """I1 of each kind of fault, each in its own scenario: where several pods are bad, there may be nowhere to go."""
+    alone = [row for row in rows if row.task.scenario in KINDS]
+    sums = {arm: summed(row for row in alone if row.task.arm == arm).kinds for arm in _arms(rows)}
     kinds = [kind for kind in KINDS if any(kind in found for found in sums.values())]
     lines = [(_name(arm), *(percent(found.get(kind, Tally()).i1) for kind in kinds)) for arm, found in sums.items()]
     return markdown(["arm", *kinds], lines)

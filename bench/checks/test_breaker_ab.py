@@ -25,6 +25,7 @@ from bench.breaker_ab.rows import Row, Setting, Task, line, once, read
 from bench.breaker_ab.scenarios import BEGIN_S, END_S, EVALUATION, QUIET, SCENARIOS, THIRTEEN, TUNING
 from bench.breaker_ab.spot import Dspot, Spot, pareto
 from bench.breaker_ab.stats import markdown, wilson
+from sidecar.core.detection import Counts
 from sidecar.simulate.ledger import Measures, Move, Tally
 from sidecar.simulate.run import simulate
 
@@ -388,12 +389,16 @@ def test_every_arm_settles_every_request_and_the_same_ones(name: str) -> None:
 
 
 def test_pooled_sidecars_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = []
-    hear = Pooled.hear
-    monkeypatch.setattr(Pooled, "hear", lambda self, counts: (heard.append(self.context.number), hear(self, counts))[1])
+    heard, hear = set(), Pooled.hear
+
+    def noted(self: Pooled, counts: list[Counts]) -> None:
+        heard.add(self.context.number)
+        hear(self, counts)
+
+    monkeypatch.setattr(Pooled, "hear", noted)
     scenario = type(SCENARIOS["healthy"])("brief", seconds=20.0)
     simulate(ARMS["ours"].factory({}, pooled=True), scenario, 7, pods=3, sidecars=3, warmup_s=5.0)
-    assert set(heard) == {0, 1, 2}
+    assert heard == {0, 1, 2}
 
 
 def test_the_same_task_gives_the_same_bytes() -> None:
