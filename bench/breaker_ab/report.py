@@ -202,12 +202,12 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[Row], arm: str = "ours") -> list[Verdict]:
-    """The issue's table of what must be shown, as far as these rows go (of one setting)."""
-    ours = [row for row in rows if row.task.arm == arm]
-    m = summed(row for row in ours if row.task.scenario in THIRTEEN)
+    """What must be shown, as far as these rows (of one setting) go; over the thirteen, goodput in every scenario."""
+    ours = [row for row in rows if row.task.arm == arm and row.task.scenario in THIRTEEN]
+    m = summed(ours)
     low, high = wilson(m.false_trips, m.trips)
     large = sum((tally for row in ours for tally in row.measures.kinds.values() if _large(tally)), Tally())
-    gray = summed(ours).kinds.get("gray", Tally())
+    gray = m.kinds.get("gray", Tally())
     worst = {name: _behind(rows, arm, name) for name in SCENARIOS}
     quiet = {name: worst[name] for name in QUIET}
     return [
