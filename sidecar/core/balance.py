@@ -84,12 +84,12 @@ def pick(
         if node is not None:
             return _choose(service, session, node, version, now)
     if session is not None and session.node_key is not None:
-        choice = _preferred(service, session, pool, tried, now)
+        choice = _preferred(service, session, pool, tried, now, chance)
         if choice is not None:
             return choice
-    node = _draw(pool.local.nodes, tried, chance) if service.local_first else None
+    node = _draw(pool.local.nodes, tried, now, chance) if service.local_first else None
     if node is None:
-        node = _draw(pool.ready.nodes, tried, chance)
+        node = _draw(pool.ready.nodes, tried, now, chance)
     if node is None and not may_probe:
         for waited in pool.nodes:
             if waited.breaker.waited(now) and waited.overload_until <= now and waited.key not in tried:
@@ -132,23 +132,30 @@ def _preferred(
     pool: Pool,
     tried: Collection[EndpointKey],
     now: float,
+    chance: Callable[[], float],
 ) -> Choice | None:
     """The session's home if it is time to return, else the node it is bound to, if that may serve."""
     if session.home_key is not None and service.return_home:
         home = pool.ready.get(session.home_key)
-        if home is not None and home.key not in tried:
+        if home is not None and home.key not in tried and not _yields(home, now, chance):
             permit = home.breaker.acquire(now)
             if isinstance(permit, Permit):
                 return Choice(home, permit, "returned")
     key = session.node_key
     bound = None if key is None else pool.ready.get(key)
-    if bound is None or key in tried:
+    if bound is None or key in tried or _yields(bound, now, chance):
         return None
     permit = bound.breaker.acquire(now)
     return Choice(bound, permit, "bound") if isinstance(permit, Permit) else None
 
 
-def _draw(nodes: list[Node], tried: Collection[EndpointKey], chance: Callable[[], float]) -> Node | None:
+def _yields(node: Node, now: float, chance: Callable[[], float]) -> bool:
+    """Whether an endpoint that has just recovered leaves this request to another."""
+    breaker = node.breaker
+    return now < breaker.ramp_until and chance() >= breaker.share(now)
+
+
+def _draw(nodes: list[Node], tried: Collection[EndpointKey], now: float, chance: Callable[[], float]) -> Node | None:
     """The less loaded of two of `nodes` at random; None if all were tried."""
     count = len(nodes)
     if count > 1:
@@ -159,7 +166,9 @@ def _draw(nodes: list[Node], tried: Collection[EndpointKey], chance: Callable[[]
                 second += 1
             one, other = nodes[first], nodes[second]
             if not tried or (one.key not in tried and other.key not in tried):
-                return other if other.in_flight + other.waiting < one.in_flight + one.waiting else one
+                if other.in_flight + other.waiting < one.in_flight + one.waiting:
+                    return one if _yields(other, now, chance) else other
+                return other if _yields(one, now, chance) else one
     rest = [node for node in nodes if node.key not in tried] if tried else nodes
     if len(rest) < 2:
         return rest[0] if rest else None

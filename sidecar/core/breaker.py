@@ -40,11 +40,12 @@ import msgspec
 
 from sidecar.core.window import Window
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import BreakerRule
+from sidecar.policy.schema import Adaptive, BreakerRule
 
 VERDICT_WAIT_S: Final = 1.0  # what a refused client waits while all probes are out: their verdict is due soon
 MAX_DOUBLINGS: Final = 32  # 1 ms doubled 32 times is past every `open_max`; bounds the shift
 MOST_PROBES: Final = 8  # at a time, of an endpoint that must prove itself by many: a few per cent of what it can carry
+LEAST_SHARE: Final = 0.1
 MOST_TIMES: Final = 2  # how often the proofs that a trip asks for, after failed probes
 PATIENCE_S: Final = 60.0
 FEWEST_REMEMBERED: Final = 512  # changes whose node a roster knows; of a large service as many as it has endpoints
@@ -106,8 +107,8 @@ class Transition(msgspec.Struct, frozen=True):
     """A change of state, as it is logged and shared.
 
     `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `fast`, `gray`,
-    `location`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `panic`); `evidence` says it in
-    words. `generation` is the new one.
+    `location`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `capacity`, `panic`); `evidence`
+    says it in words. `generation` is the new one.
     """
 
     scope: Scope
@@ -159,7 +160,7 @@ class Roster:
     while it stands, and but for those `since` names when it moved on.
     """
 
-    __slots__ = ("_stirred", "minimum", "not_closed", "panic", "size", "stirs")
+    __slots__ = ("_stirred", "load", "load_most", "minimum", "not_closed", "panic", "size", "stirs")
 
     def __init__(self) -> None:
         self.not_closed: dict[str, Breaker] = {}
@@ -169,6 +170,9 @@ class Roster:
         self.minimum = 0
         self.panic = False
         """Nobody may open: there is nowhere better to go."""
+        self.load = 0.0
+        self.load_most = inf
+        """Requests in flight on those that are closed, and how many one of them can carry."""
 
     def resize(self, size: int, min_closed_ratio: float) -> None:
         """Sets how many breakers there are and which share of them must stay closed; 0: none."""
@@ -196,8 +200,9 @@ class Roster:
         return max(0, self.minimum - (self.size - len(self.not_closed)))
 
     def may_open(self) -> bool:
-        """Whether one more may leave the closed state."""
-        if self.panic:
+        """Whether one more may leave the closed state: enough stay, and can carry what it carried."""
+        closed = self.size - len(self.not_closed)
+        if self.panic or (self.minimum and self.load > self.load_most * (closed - 1)):
             return False
         return self.size - len(self.not_closed) - 1 >= self.minimum or self.minimum == 0
 
@@ -223,6 +228,7 @@ class Breaker:
         "_probe_id",
         "_probes",
         "_proofs",
+        "_ramp_s",
         "_roster",
         "_rule",
         "_until",
@@ -234,6 +240,7 @@ class Breaker:
         "held_closed",
         "key",
         "passes",
+        "ramp_until",
         "scope",
         "service",
         "shadow_denied",
@@ -284,6 +291,9 @@ class Breaker:
         self._needed = 0
         self._open_s = 0.0
         self._open_max_s = 0.0
+        self._ramp_s = 0.0
+        self.ramp_until = -inf
+        """Until then it gets a growing share of what it would get: it has just proved itself, with few at a time."""
         self._off = False
         self._enforced = True
         self._lease_s = lease_s
@@ -330,18 +340,17 @@ class Breaker:
             return self._failed(now, why) if result is _FAILURE else None
         return self._probed(permit, result, now, why) if permit.probe else None
 
-    def trip(
-        self, why: str, evidence: str, proofs: int, open_s: float, open_max_s: float, now: float
-    ) -> Transition | None:
-        """Opens on a detector's evidence: `proofs` good probes in a row close it, after waits from `open_s` on.
+    def trip(self, why: str, evidence: str, proofs: int, rule: Adaptive, now: float) -> Transition | None:
+        """Opens on a detector's evidence: `proofs` good probes in a row close it. Waits and ramp are `rule`'s.
 
         None where it is not closed, judges nothing, or too few others are closed.
         """
         if self.state is not _CLOSED or self._off or not self._may_open():
             return None
         self._needed = proofs
-        self._open_s = open_s
-        self._open_max_s = open_max_s
+        self._open_s = float(rule.open_s)
+        self._open_max_s = float(rule.open_max_s)
+        self._ramp_s = float(rule.ramp_s)
         return self._open(why, evidence, now)
 
     def can_probe(self, now: float) -> bool:
@@ -353,6 +362,11 @@ class Breaker:
     def waited(self, now: float) -> bool:
         """Whether it is open no longer by order or by its wait: some request may try, as a probe or beside one."""
         return not self._held and (self.state is _HALF_OPEN or (self.state is _OPEN and now >= self._until))
+
+    def share(self, now: float) -> float:
+        """Which share of its requests it is to get, 0.1-1, rising until `ramp_until`."""
+        left_s = self.ramp_until - now
+        return 1.0 if left_s <= 0.0 else max(LEAST_SHARE, 1.0 - left_s / self._ramp_s)
 
     @property
     def failing(self) -> bool:
@@ -394,6 +408,10 @@ class Breaker:
     def close_for_floor(self, now: float) -> Transition:
         """Closes because too few are: others left, or the floor rose. The back-off is remembered."""
         return self._move(Event.ORDERED_CLOSED, now, "floor", "too few endpoints were left in use", "")
+
+    def close_for_load(self, now: float) -> Transition:
+        """Closes because the others cannot carry its load. The back-off is remembered."""
+        return self._move(Event.ORDERED_CLOSED, now, "capacity", "those that are closed cannot carry the load", "")
 
     def close_in_panic(self, now: float) -> Transition:
         """Closes because most answers of the endpoints in use fail as well: there is nowhere better to go."""
@@ -458,7 +476,7 @@ class Breaker:
         if not self._may_open():
             return None
         self._needed = 0
-        self._open_s = self._open_max_s = 0.0
+        self._open_s = self._open_max_s = self._ramp_s = 0.0
         return self._open(word, evidence, now)
 
     def _may_open(self) -> bool:
@@ -487,6 +505,7 @@ class Breaker:
             if self._proofs >= self._rule.successes and (
                 self._proofs >= self._proofs_needed() or now - self.since >= PATIENCE_S
             ):
+                self.ramp_until = now + self._ramp_s
                 return self._move(Event.PROVED, now, "proved", f"{self._proofs} probes succeeded", "")
         return None
 

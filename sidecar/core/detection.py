@@ -36,7 +36,7 @@ import msgspec
 from sidecar.core.breaker import Permit, State
 from sidecar.core.detector import REMEMBERED, Detector, Expectation
 from sidecar.core.latency import Line, Sample, log_s, seconds_of
-from sidecar.core.normal import Normal
+from sidecar.core.normal import QUANTILE, Normal
 from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Adaptive
@@ -46,6 +46,8 @@ MAX_ACTIVE: Final = 512  # endpoints looked at each second; of more, the others'
 MOST_LEFT: Final = 1.5  # one answer's part in an offset
 TRIAL_BAD: Final = 6.0  # the location statistic of the probes, from which they speak against the endpoint
 SPAN_S: Final = 1.0
+MOST_COUNTED: Final = 64  # bad answers, before older ones count for less in what the evidence is made of
+MOST_ASKED: Final = 64  # endpoints, about how slow they are, before one of them opens for slowness
 Z_LOW: Final = -3.0
 Z_HIGH: Final = 3.5
 LEAST_DELTA: Final = 1.0
@@ -194,11 +196,9 @@ class Detection:
                 detector.trial += delta * (min(Z_HIGH, max(Z_LOW, left / spread)) - 0.5 * delta)
                 expectation.bad = expectation.bad or late
             return None
-        if self.normal.overload:
-            return None
         if not detector.active:
             self._activate(detector)
-        if len(line.pending) < line.per_tick:
+        if len(line.pending) < line.per_tick and not self.normal.strange:
             line.pending.append(Sample(took, expectation.size_bytes, expectation.load, detector.offset))
         bounded = left
         if bounded > MOST_LEFT:
@@ -207,7 +207,7 @@ class Detection:
             bounded = -MOST_LEFT
         detector.left_n += 1
         detector.left_sum += bounded
-        if not line.ready or expectation.bad:
+        if not line.ready or expectation.bad or self.normal.overload:
             return None
         trip = self._locate(detector, line, left, now) if self._location else None
         if late:
@@ -337,8 +337,8 @@ class Detection:
 
     # Once a second.
 
-    def tick(self, now: float) -> bool:
-        """Learns, and weighs what is normal; True if panic began: every breaker is to close."""
+    def tick(self, opened: int, now: float) -> bool:
+        """Learns, and weighs what is normal, `opened` breakers being open; True if panic began: all are to close."""
         elapsed_s = min(60.0, max(0.0, now - self._ticked_at))
         self._ticked_at = now
         for line in self._lines.values():
@@ -346,12 +346,15 @@ class Detection:
         active = self.active[:MAX_ACTIVE]
         rest = self.active[MAX_ACTIVE:]
         closed = [detector for detector in active if detector.breaker.state is _CLOSED]
-        began = self.normal.tick(active, closed, self.ready, max(1, self.size), self.floor, now, elapsed_s)
+        began = self.normal.tick(active, closed, self.ready, opened, self.floor, now, elapsed_s)
         self.active = rest + [detector for detector in active if detector.active]
         return began
 
     def keep(self, detectors: list[Detector]) -> None:
-        """Forgets the endpoints that are not among these."""
+        """Forgets the endpoints that are not among these, and the lines of versions that none of these has."""
+        versions = {detector.version for detector in detectors}
+        for known in [known for known in self._lines if known[1] not in versions]:
+            del self._lines[known]
         kept = {id(detector) for detector in detectors}
         self.active = [detector for detector in self.active if id(detector) in kept]
 
@@ -395,6 +398,8 @@ class Detection:
             detector.late += 1
         elif word == SILENT:
             detector.gaps += 1
+        if detector.bad > MOST_COUNTED:
+            detector.halve()
         detector.bad_at.append(now)
         detector.bad_by.append(session)
         threshold = self.threshold
@@ -405,13 +410,28 @@ class Detection:
             return None
         if not self.ready or detector.in_a_minute(now) < self.rule.min_bad:
             return None
-        if detector.slow and (self.normal.overload or now - detector.since < SPAN_S or not self._may_slow()):
+        if detector.slow and (self.normal.overload or now - detector.since < SPAN_S or self.size < 2):
+            return None
+        if detector.slow and not self._apart(detector, LN2):
+            detector.fast *= 0.5
+            detector.gray *= 0.5
             return None
         return self._tripped(detector, "fast" if fast else "gray", now)
 
-    def _may_slow(self) -> bool:
-        """Whether slowness may open: there are others to be slower than, and they could carry the load."""
-        return self.size >= 2 and (self.normal.capacity or not self.rule.guards)
+    def _apart(self, detector: Detector, left: float) -> bool:
+        """Whether the others are not about as slow just now. `common` says so a second later, but that may be late."""
+        others: list[float] = []
+        for other in self.active:
+            if other is not detector and other.breaker.state is _CLOSED:
+                mean = other.left
+                if mean is not None:
+                    others.append(mean)
+            if len(others) >= MOST_ASKED:
+                break
+        if not others:
+            return True
+        others.sort()
+        return others[round(QUANTILE * (len(others) - 1))] <= 0.5 * left
 
     def _locate(self, detector: Detector, line: Line, left: float, now: float) -> Trip | None:
         if not self._location:
@@ -443,10 +463,13 @@ class Detection:
         return self._located(detector, now)
 
     def _located(self, detector: Detector, now: float) -> Trip | None:
-        if not self.ready or now - detector.location_at < SPAN_S or not self._may_slow():
+        if not self.ready or now - detector.location_at < SPAN_S or self.size < 2:
+            return None
+        count = max(1, detector.location_n)
+        if not self._apart(detector, detector.location_sum / count):
+            detector.location *= 0.5
             return None
         detector.tripped = LOCATION
-        count = max(1, detector.location_n)
         evidence = (
             f"first tokens took {exp(min(8.0, detector.location_sum / count)):.1f} times what was expected over the "
             f"last {count} answers in {max(0.0, now - detector.location_at):.1f} s; location {detector.location:.1f} "

@@ -14,6 +14,7 @@ REMEMBERED: Final = 16  # bad answers of an endpoint, for who was charged and ho
 MINUTE_S: Final = 60.0
 SESSION_CHARGES: Final = 2
 SESSION_S: Final = 30.0
+NEWCOMER_OFFSET: Final = 0.5  # ln: how much slower an endpoint may be at first that came later: it may be cold
 HEAD_START: Final = 0.3  # of the threshold, after a recovery
 
 _CLOSED: Final = State.CLOSED
@@ -36,6 +37,8 @@ class Detector:
         "gaps",
         "gray",
         "in_flight",
+        "last_n",
+        "last_sum",
         "late",
         "left_n",
         "left_sum",
@@ -45,6 +48,7 @@ class Detector:
         "location_n",
         "location_sum",
         "model",
+        "most_offset",
         "n",
         "offset",
         "panic_bad",
@@ -71,6 +75,9 @@ class Detector:
         self.offset = 0.0
         self.left_sum = 0.0
         self.left_n = 0
+        self.last_sum = 0.0
+        self.last_n = 0
+        self.most_offset = NEWCOMER_OFFSET
         self.ticks = 0
         self.recent_n = 0.0
         self.recent_bad = 0.0
@@ -120,6 +127,20 @@ class Detector:
     def slow(self) -> bool:
         """Whether what speaks against it is slowness more than failures."""
         return 2 * self.errors < self.bad
+
+    @property
+    def left(self) -> float | None:
+        """What was left unexplained in the last second or two, as a mean; None: too few first tokens."""
+        n = self.left_n + self.last_n
+        return (self.left_sum + self.last_sum) / n if n >= 3 else None
+
+    def halve(self) -> None:
+        """Lets what was counted long ago fade."""
+        self.errors //= 2
+        self.late //= 2
+        self.gaps //= 2
+        self.bad //= 2
+        self.n //= 2
 
     def forgive(self) -> None:
         """Drops what slowness says: it was not the endpoint's own."""

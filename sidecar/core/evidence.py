@@ -98,5 +98,4 @@ def session_result(service: ServiceState, result: Result) -> Result:
 
 
 def _trip(detection: Detection, node: Node, trip: Trip, now: float) -> Transition | None:
-    rule = detection.rule
-    return node.breaker.trip(trip.why, trip.evidence, trip.proofs, float(rule.open_s), float(rule.open_max_s), now)
+    return node.breaker.trip(trip.why, trip.evidence, trip.proofs, detection.rule, now)

@@ -25,6 +25,7 @@ from sidecar.core.detector import Detector
 from sidecar.core.identify import Identifier
 from sidecar.core.models import ModelTable
 from sidecar.core.models import matches as matches
+from sidecar.core.normal import STRAINED_S
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node as Node
 from sidecar.core.pool import Pool as Pool
@@ -208,13 +209,22 @@ class ServiceState:
         for detector in detection.active:
             node = self.nodes.get(EndpointKey(detector.breaker.key))
             detector.in_flight = node.in_flight if node is not None else 0
-        began = detection.tick(now)
-        self.roster.panic = detection.normal.panic
-        if not began:
-            return []
-        return [
-            breaker.close_in_panic(now) for breaker in list(self.roster.not_closed.values()) if not breaker.held_open
-        ]
+        began = detection.tick(len(self.roster.not_closed), now)
+        normal, roster = detection.normal, self.roster
+        roster.panic = normal.panic
+        roster.load = normal.closed_load
+        roster.load_most = normal.load_most
+        if began:
+            return [breaker.close_in_panic(now) for breaker in self._opened()]
+        if normal.strained_s >= STRAINED_S and roster.minimum:
+            normal.strained_s = 0.0
+            return [breaker.close_for_load(now) for breaker in self._opened()[:1]]
+        return []
+
+    def _opened(self) -> list[Breaker]:
+        """Who is open on evidence, the longest first; an operator's order stands."""
+        opened = [breaker for breaker in self.roster.not_closed.values() if not breaker.held_open]
+        return sorted(opened, key=lambda breaker: breaker.since)
 
     def _detect(self, rule: NodeBreaker, now: float) -> None:
         numbers = adaptive(rule)
@@ -262,11 +272,7 @@ class ServiceState:
 
     def _restore_floor(self, now: float) -> list[Transition]:
         """Closes those that have been open longest until the floor holds again; an operator's order stands."""
-        open_ones = sorted(
-            (breaker for breaker in self.roster.not_closed.values() if not breaker.held_open),
-            key=lambda breaker: breaker.since,
-        )
-        return [breaker.close_for_floor(now) for breaker in open_ones[: self.roster.missing]]
+        return [breaker.close_for_floor(now) for breaker in self._opened()[: self.roster.missing]]
 
     def overloaded(self, node: Node, retry_after_s: float | None, now: float) -> None:
         """Leaves a node that said it is full alone: for what it asked (None: the default), capped; the later wins."""

@@ -208,6 +208,7 @@ class Line:
         tails = self._tails
         count = len(tails)
         if not count:
+            self.tau = log(self._rule.tau_max)
             return
         mu = sum(tails) / count
         sigma = sqrt(sum([(tail - mu) * (tail - mu) for tail in tails]) / count)

@@ -4,9 +4,11 @@
    seconds or the last minutes, whichever is worse. A fault of all, such as a busy hour, raises it and trips nobody.
 2. `common` is how much slower than their line all are now; each endpoint's `offset` is how much it always is.
 3. `overload`: the load is beyond what was ever seen to work, or many fail everywhere, and yet something gets through.
-   Slowness is no evidence then, and nothing is learnt. `capacity`: the others could carry the load of one more that
-   opens. Both speak by the load at the 40th percentile: neither one endpoint that hangs nor half of them change it.
-4. `panic`: most answers of the healthier half fail. There is nowhere better to go; every breaker is to close.
+   Slowness is no evidence then, and nothing is learnt. It speaks by the load at the 40th percentile: neither one
+   endpoint that hangs nor half of them change it.
+4. `load_most` is how many requests in flight one endpoint can carry: first guessed, then taught by strain: those in
+   use were twice too slow, or failed, while others were open. `strained_s`: for how long they have been.
+5. `panic`: most answers of the healthier half fail. There is nowhere better to go; every breaker is to close.
 """
 
 from math import exp, inf, log
@@ -18,15 +20,20 @@ from sidecar.policy.schema import Adaptive
 RECENT_S: Final = 10.0  # over which "now" is told from "usually"
 LONG_S: Final = 600.0
 PRIOR: Final = 500.0  # answers' worth of belief in the policy's background ratio
+SMOOTH_S: Final = 5.0
+CAP_TIMES: Final = 1.5  # the usual load: what an endpoint's own queue explains of its slowness, and no more
 LOAD_S: Final = 120.0  # for a load to be known as normal
 COMMON_S: Final = 3.0
 PANIC_S: Final = 2.0
 OFFSET_S: Final = 300.0
 OFFSET_TICKS: Final = 20  # a new endpoint's first seconds count as a plain mean
-MOST_OFFSET: Final = 0.5
+MOST_OFFSET: Final = 1.5  # ln: fleets of mixed hardware differ by a factor of four
 MOST_COMMON: Final = 1.1  # ln 3
 OVERLOAD_TIMES: Final = 1.4
-CAPACITY_TIMES: Final = 2.5  # the load that was ever seen to work; engines slow down long before they stop
+CAPACITY_TIMES: Final = 3.0  # the load that was ever seen to work: to be tried, engines slow down long before they stop
+STRAIN: Final = 0.7  # ln: twice as slow as prompt and load explain
+STRAINED_S: Final = 5.0  # for which those in use must have been too slow before one more is taken back
+STRAIN_TAUGHT: Final = 0.8  # of the load that strained: what one can carry, until it is forgotten
 OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
 OVERLOAD_S: Final = 15.0
 OVERLOAD_LEARNT_S: Final = 300.0
@@ -47,6 +54,8 @@ class Normal:
     """
 
     __slots__ = (
+        "_carried",
+        "_failing",
         "_load",
         "_load_max",
         "_load_s",
@@ -57,13 +66,17 @@ class Normal:
         "background",
         "bad_fast",
         "bad_gray",
-        "capacity",
+        "closed_load",
         "common",
         "good_fast",
         "good_gray",
         "load_cap",
+        "load_most",
         "overload",
         "panic",
+        "slowness",
+        "strained_s",
+        "strange",
     )
 
     def __init__(self, rule: Adaptive) -> None:
@@ -74,7 +87,13 @@ class Normal:
         self._long_bad = 0.0
         self._overload_until = -inf
         self.load_cap = inf
-        self.capacity = True
+        self._carried = inf
+        self.load_most = inf
+        self.slowness = 0.0
+        self.strange = False
+        self._failing = 0.0
+        self.closed_load = 0.0
+        self.strained_s = 0.0
         self.common = 0.0
         self.overload = False
         self.panic = False
@@ -95,20 +114,20 @@ class Normal:
         active: list[Detector],
         closed: list[Detector],
         ready: bool,
-        size: int,
+        opened: int,
         floor: int,
         now: float,
         elapsed_s: float,
     ) -> bool:
         """Weighs what `active` endpoints, `closed` of them, showed since the last time; True if panic began.
 
-        `ready`: enough answers were counted. `size`: how many endpoints there are, `floor`: how many must stay closed;
+        `ready`: enough answers were counted. `opened`: how many breakers are open, `floor`: how many must stay closed;
         0: panic has no use.
         """
-        self._learn_offsets(closed, elapsed_s)
+        self._learn_offsets(closed, ready, elapsed_s)
         half = _healthier_half(closed)
         self._weigh_background(half, len(closed), elapsed_s)
-        self._weigh_load(closed, ready, size, now, elapsed_s)
+        self._weigh_load(closed, ready, opened, now, elapsed_s)
         began = self._watch_for_panic(half, len(closed), floor)
         recent, common, panic = exp(-elapsed_s / RECENT_S), exp(-elapsed_s / COMMON_S), exp(-elapsed_s / PANIC_S)
         for detector in active:
@@ -120,8 +139,7 @@ class Normal:
             detector.common_sum *= common
             detector.panic_n *= panic
             detector.panic_bad *= panic
-            quiet = detector.recent_n < IDLE and detector.common_n < IDLE
-            if quiet and not detector.shared_good and not detector.shared_bad:
+            if detector.recent_n < IDLE and detector.common_n < IDLE:
                 detector.active = False
         return began
 
@@ -135,7 +153,7 @@ class Normal:
         self.bad_gray = log(gray / p)
         self.good_gray = log((1.0 - gray) / (1.0 - p))
 
-    def _learn_offsets(self, closed: list[Detector], elapsed_s: float) -> None:
+    def _learn_offsets(self, closed: list[Detector], ready: bool, elapsed_s: float) -> None:
         """What each is slower than its line, and what all are together; their sum is what `left` leaves out."""
         means: list[float] = []
         centre = 0.0
@@ -147,24 +165,31 @@ class Normal:
         for detector in closed:
             detector.offset -= centre
             count = detector.left_n
+            detector.last_n = count
+            detector.last_sum = detector.left_sum
             if count:
                 left = detector.left_sum / count
+                if not detector.ticks and not ready:
+                    detector.most_offset = MOST_OFFSET  # what is there from the beginning is normal, whatever it is
                 detector.left_n = 0
                 detector.left_sum = 0.0
                 detector.common_n += count
                 detector.common_sum += count * (left + self.common)
-                detector.ticks += 1
-                pace = 1.0 / (detector.ticks + 1) if detector.ticks < OFFSET_TICKS else min(1.0, elapsed_s / OFFSET_S)
-                moved = detector.offset + pace * left
-                detector.offset = min(MOST_OFFSET, max(-MOST_OFFSET, moved))
+                if not self.overload:
+                    self._offset(detector, left, elapsed_s)
             if detector.common_n >= 1.0:
                 means.append(detector.common_sum / detector.common_n)
-        if len(means) >= 2:
-            means.sort()
-            common = means[int(QUANTILE * (len(means) - 1))]
-            self.common = min(MOST_COMMON, max(-MOST_COMMON, common))
-        else:
-            self.common = 0.0
+        means.sort()
+        self.slowness = means[int(QUANTILE * (len(means) - 1))] if means else 0.0
+        # What a lone endpoint has in common is its own.
+        self.common = min(MOST_COMMON, max(-MOST_COMMON, self.slowness)) if len(means) >= 2 else 0.0
+
+    def _offset(self, detector: Detector, left: float, elapsed_s: float) -> None:
+        detector.ticks += 1
+        young = detector.ticks < OFFSET_TICKS
+        pace = 1.0 / (detector.ticks + 1) if young else min(1.0, elapsed_s / OFFSET_S)
+        most = detector.most_offset if young else MOST_OFFSET
+        detector.offset = min(most, max(-most, detector.offset + pace * left))
 
     def _weigh_background(self, half: list[Detector], closed: int, elapsed_s: float) -> None:
         n = sum([detector.recent_n for detector in half])
@@ -180,36 +205,55 @@ class Normal:
         current = bad / n if n >= 5.0 and closed >= 2 else 0.0
         self._weigh(max(usual, current))
 
-    def _weigh_load(self, closed: list[Detector], ready: bool, size: int, now: float, elapsed_s: float) -> None:
+    def _weigh_load(self, closed: list[Detector], ready: bool, opened: int, now: float, elapsed_s: float) -> None:
         if not closed:
             return
         loads = sorted([float(detector.in_flight) for detector in closed])
-        load = loads[int(QUANTILE * (len(loads) - 1))]
-        self.load_cap = 1.5 * load + 4.0 if len(loads) >= 2 else inf
+        count = len(loads)
+        load = loads[round(QUANTILE * (count - 1))]
+        # Of two the lower is as often the one that is well as the one that has just come.
+        usual = load if count != 2 else 0.5 * (loads[0] + loads[1])
+        seen = OVERLOAD_TIMES * self._load_max + OVERLOAD_SLACK
+        if count >= 2:
+            self.load_cap = CAP_TIMES * usual + OVERLOAD_SLACK
+        else:
+            self.load_cap = seen if opened else inf
         self._load_s += elapsed_s
-        pace = min(1.0, elapsed_s / 5.0)
-        self._load += pace * (load - self._load)
+        self._load += min(1.0, elapsed_s / SMOOTH_S) * (load - self._load)
+        known = self._load_s >= LOAD_S
         ratios = sorted([_recent_ratio(detector) for detector in closed])
-        count = len(closed)
-        # What we keep from those that are open the others carry: that is no overload that came from outside.
-        most = OVERLOAD_TIMES * self._load_max * size / count + OVERLOAD_SLACK
-        failing = ratios[int(QUANTILE * (len(ratios) - 1))]
-        if self._rule.guards and ready and len(closed) >= 2:
-            if (self._load_s >= LOAD_S and self._load > most) or failing > OVERLOAD_RATIO:
+        self._failing = ratios[int(QUANTILE * (count - 1))]
+        if self._rule.guards and ready and count >= 2:
+            # What we keep from those that are open the others carry: that is no overload that came from outside.
+            if (known and self._load > seen * (count + opened) / count) or self._failing > OVERLOAD_RATIO:
                 self._overload_until = now + OVERLOAD_S
             # Where nothing gets through it is no mere overload, and what fails shall open if there is a fallback.
-            self.overload = now < self._overload_until and failing < PANIC_RATIO
+            self.overload = now < self._overload_until and self._failing < PANIC_RATIO
         else:
             self.overload = False
-        if self._load > self._load_max:
-            # What lasts becomes normal, slowly; while there is no normal yet, at once.
-            pace = elapsed_s / (LOAD_S if not self.overload else OVERLOAD_LEARNT_S) if self._load_s >= LOAD_S else 1.0
-            pace = min(1.0, pace)
-            self._load_max += pace * (self._load - self._load_max)
-        else:
+        self.strange = self.overload or (known and self._load > seen)
+        if self._load <= self._load_max:
             self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / (6.0 * LONG_S))
-        mean = min(sum(loads) / count, self.load_cap)
-        self.capacity = count >= 2 and mean * count / (count - 1) <= CAPACITY_TIMES * self._load_max + OVERLOAD_SLACK
+        elif not known:
+            self._load_max = self._load
+        elif not opened:
+            # What lasts becomes normal, slowly.
+            lasting_s = OVERLOAD_LEARNT_S if self.overload else LOAD_S
+            self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / lasting_s)
+        self._weigh_capacity(sum(loads) / count, count, opened, elapsed_s)
+
+    def _weigh_capacity(self, load: float, count: int, opened: int, elapsed_s: float) -> None:
+        """How much one endpoint can carry; `load` is what the `count` closed ones carry each."""
+        most = CAPACITY_TIMES * self._load_max + OVERLOAD_SLACK
+        self.closed_load = min(load, self.load_cap) * count
+        if opened and (self.slowness > STRAIN or self._failing > OVERLOAD_RATIO):
+            self.strained_s += elapsed_s
+            if self.strained_s >= STRAINED_S:
+                self._carried = min(self._carried, STRAIN_TAUGHT * load)
+        else:
+            self.strained_s = 0.0
+            self._carried *= exp(elapsed_s / LONG_S)
+        self.load_most = min(most, self._carried) if self._rule.guards else inf
 
     def _watch_for_panic(self, half: list[Detector], closed: int, floor: int) -> bool:
         n = sum([detector.panic_n for detector in half])

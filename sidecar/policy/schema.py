@@ -124,7 +124,7 @@ class Adaptive(Strict, frozen=True, kw_only=True):
     within a stream that is late. The fast and the gray statistic trip at ln(1 / `false_alarm`), with `min_bad` bad
     answers in a minute; the location statistic at `location_trip`. Latency is judged once `min_samples` were learnt.
     `background`: the lowest ratio of bad answers that is taken for normal. `open`, `open_max`: the waits of what these
-    statistics opened. `probe`: `copy` tries an open endpoint with a copy of a request that another one answers,
+    statistics opened; `ramp`: how long one that closed again takes to its full share. `probe`: `copy` tries an open endpoint with a copy of a request that another one answers,
     `request` with the request itself. `statistics` may be any of the three; `covariates` false: prompt and load explain
     nothing; `in_flight` false: what is late counts at its end only; `guards` false: overload stops nothing.
     """
@@ -143,6 +143,7 @@ class Adaptive(Strict, frozen=True, kw_only=True):
     min_samples: Annotated[int, Meta(ge=30, le=100_000)] = 200
     open_s: Seconds = field(name="open", default=Seconds(3))
     open_max_s: Seconds = field(name="open_max", default=Seconds(10))
+    ramp_s: Seconds = field(name="ramp", default=Seconds(5))
     probe: Literal["copy", "request"] = "copy"
     statistics: Annotated[tuple[Literal["fast", "gray", "location"], ...], Meta(max_length=3)] = (
         "fast",
