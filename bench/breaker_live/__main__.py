@@ -14,6 +14,8 @@ two cores that have little else to do. Exit code 1 if a request has no line in t
 """
 
 import argparse
+import asyncio
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -22,7 +24,7 @@ import msgspec
 import uvloop
 
 from bench.breaker_ab.stats import markdown, percent, seconds
-from bench.breaker_live.plan import ARMS, PODS, RATE, SECONDS, Timeline
+from bench.breaker_live.plan import ARMS, PODS, RATE, SECONDS, Arm, Timeline
 from bench.breaker_live.run import Result, run
 from sidecar.simulate.ledger import Tally
 
@@ -54,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name in args.arms:
             print(f"breaker_live: {name}, {args.seconds:g} s", file=sys.stderr, flush=True)
-            results.append(uvloop.run(run(ARMS[name], Timeline(args.seconds), args.rate, args.seed)))
-    except KeyboardInterrupt:
+            results.append(uvloop.run(_run(ARMS[name], Timeline(args.seconds), args.rate, args.seed)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("breaker_live: interrupted", file=sys.stderr)
         return 130
     if args.json:
@@ -63,6 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(text(args, results))
     return 1 if any(result.unaccounted for result in results) else 0
+
+
+async def _run(arm: Arm, timeline: Timeline, rate: float, seed: int) -> Result:
+    """As Ctrl-C, SIGTERM ends what was started before it ends this."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run(arm, timeline, rate, seed)
 
 
 def told(args: argparse.Namespace, results: Sequence[Result]) -> dict[str, object]:

@@ -7,6 +7,7 @@ fault strikes. The last by the request's id (`sidecar.demo.script.luck`), which 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import cos, pi
 from typing import Any
 
 from bench.breaker_ab.arms import GAP_S, TTFT_S
@@ -14,7 +15,7 @@ from sidecar.demo import script as demo
 from sidecar.simulate.clock import VirtualClock
 from sidecar.simulate.fault import Fate, Fault, Kind
 from sidecar.simulate.profile import Profile
-from sidecar.simulate.workload import Arrival, rng_of, synthetic
+from sidecar.simulate.workload import DAY_S, SWING, Arrival, rng_of, synthetic
 from sidecar.simulate.world import SLOW, World
 
 MODEL = "live"
@@ -78,8 +79,10 @@ def world(timeline: Timeline, seed: int) -> World:
 
 
 def arrivals(timeline: Timeline, rate: float, seed: int) -> Iterator[Arrival]:
-    """All requests of a run."""
-    for arrival in synthetic(PROFILE, rate / PODS, PODS, timeline.seconds, seed):
+    """All requests of a run, `rate` a second in all, at the mean of the run: it is a part of the simulator's day."""
+    turn = 2.0 * pi * timeline.seconds / DAY_S
+    busier = 1.0 + SWING * (1.0 - cos(turn)) / turn
+    for arrival in synthetic(PROFILE, rate / busier / PODS, PODS, timeline.seconds, seed):
         arrival.fault_u = demo.luck(request_id(seed, arrival), "fault")
         yield arrival
 

@@ -298,4 +298,4 @@ def _header(got: bytearray, name: bytes) -> str:
 def _two(values: list[float]) -> tuple[float, float]:
     """Median and P99; 0 of nothing."""
     found = sorted(values) or [0.0]
-    return found[len(found) // 2], found[int(len(found) * 0.99)]
+    return round(found[len(found) // 2], 6), round(found[int(len(found) * 0.99)], 6)

@@ -64,6 +64,11 @@ def test_engine_strikes_whom_the_plan_says():
         assert not any(struck_on(there, arrival) for arrival in requests)
 
 
+@pytest.mark.parametrize("seconds", [30.0, SECONDS, 600.0])
+def test_rate_is_the_mean_of_the_run(seconds):
+    assert sum(1 for _ in arrivals(Timeline(seconds), 36.0, 1)) / seconds == pytest.approx(36.0, rel=0.05)
+
+
 def test_same_seed_has_the_same_requests():
     one, two = ([*islice(arrivals(TIMELINE, 36.0, 3), 50)] for _ in range(2))
     assert [(each.at, each.prompt_tokens, each.user_pod, each.fault_u) for each in one] == [
