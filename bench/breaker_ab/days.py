@@ -10,18 +10,18 @@ What is known of the originals, and is in the days:
 
 1. `azure` is Azure's conversation and code services together (AzureLLMInferenceTrace_conv and _code, 2023: 5.6 and
    2.6 requests/s). Both are mixtures of few kinds of prompt (templates: their lengths hardly differ), whose shares
-   drift within minutes. The kinds are those of rows 1-420 and of 400 rows at 18:48 of each file; medians are held to
-   the paper's (prompt 1,020 and 1,500, answer 129 and 13 tokens; Splitwise, ISCA 2024). Code comes in runs of seconds
-   after silences of up to two minutes, on the tenths of a second. The day's rhythm is that of the week of 2024
-   (DynamoLLM, 2024): busiest to quietest hour 3.3 for conversation, about 35 for code, so prompts of the day differ
-   from prompts of the night.
-2. `burstgpt` (Wang et al. 2024, BurstGPT_3's columns): whole seconds, gaps of a Gamma distribution whose variation
-   changes with the hour, 621 prompt and 126 answer tokens in the mean, answers with two modes, 7.3 % of the rows
-   failed (no answer), 4.4 % of them of a conversation, which has a session. Beside that, programs that send many
-   prompts of one length for some minutes.
+   drift within minutes; the kinds, and that code comes in runs of seconds on the tenths of a second, after silences of
+   up to two minutes, are from some 850 rows of each file, of its beginning and its middle. Medians and means are those
+   published (prompt 1,020 and 1,500, answer 129 and 13 tokens: Splitwise, ISCA 2024). The day's rhythm is that of the
+   week of 2024 as its paper gives it (DynamoLLM): busiest to quietest hour 3.3 for conversation, about 35 for code, so
+   that prompts of the day differ from prompts of the night.
+2. `burstgpt` has BurstGPT_3's columns: whole seconds, 7.3 % of the rows failed (no answer), 4.4 % of a conversation,
+   which has a session. Gaps are of a Gamma distribution whose variation changes with the hour, answers have two modes,
+   means are 621 prompt and 126 answer tokens (Wang et al. 2024). Its rows were not at hand, only these figures.
 
-Not known, hence chosen: how fast rates drift within minutes, and how large BurstGPT's programs are. A peak hour that
-takes more than `MOST_USED` of what the engines can do is refused: a fleet that is too small is no healthy one.
+Chosen, as nothing was found: how fast rates drift within minutes, the hours of BurstGPT's day, and its programs, which
+send prompts of one length for some minutes and at night multiply the load. A peak hour that takes more than `MOST_USED`
+of what the engines can do is refused: a fleet that is too small is no healthy one.
 """
 
 import argparse
@@ -59,7 +59,7 @@ DRAIN_S = 120.0
 """A thousand tokens of a full engine take a minute."""
 
 CODE_SHARE = 0.31
-"""8,819 of the 28,185 requests of Azure's hour."""
+"""8,819 of the 28,185 rows of Azure's two files."""
 CONVERSATION_HOURS = (
     *(0.62, 0.56, 0.52, 0.53, 0.56, 0.62, 0.72, 0.86, 1.05, 1.3, 1.5, 1.62),
     *(1.68, 1.7, 1.66, 1.55, 1.4, 1.25, 1.1, 0.98, 0.9, 0.82, 0.75, 0.68),
