@@ -15,8 +15,8 @@ from sidecar.core.fleet import Fleet, Node, ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Balance, Breakers, Endpoint, Mode, Seconds, Service
-from tests.core.build import RULE, chosen, fleet_of, record, refused, service_of, snapshot_of, trip
+from sidecar.policy.schema import Adaptive, Balance, Breakers, Endpoint, Mode, Seconds, Service
+from tests.core.build import RULE, chosen, fleet_of, permitted, record, refused, service_of, snapshot_of, trip
 
 S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
 S1 = SessionId("s1")
@@ -620,6 +620,20 @@ def test_load_dependent_slowness_does_not_make_the_share_hunt() -> None:
             to_a = asked = 0
     settled = shares[2:]
     assert max(settled) - min(settled) < 0.15, settled
+
+
+def test_who_has_just_recovered_gets_a_growing_share() -> None:
+    bench = Bench(service_of(2))
+    breaker = bench.node(1).breaker
+    assert breaker.trip("fast", "x", 1, Adaptive(ramp_s=Seconds(10)), 0.0) is not None
+    for _ in range(2):
+        breaker.record(permitted(breaker, 20.0), S, 20.0)
+    assert breaker.ramp_until == 30.0
+    shares = []
+    for now in (20.0, 25.0, 29.0, 30.0):
+        asked = [chosen(bench.pick(now)).node.key for _ in range(1000)]
+        shares.append(asked.count(EndpointKey("h1:80")) / 1000)
+    assert shares == sorted(shares) and shares[0] < 0.15 and shares[-1] > 0.4
 
 
 class Choices(RuleBasedStateMachine):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidecar.core.breaker import (
+    LEAST_SHARE,
     MOST_PROBES,
     MOST_TIMES,
     PATIENCE_S,
@@ -28,7 +29,7 @@ from sidecar.core.breaker import (
     min_closed,
 )
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
-from sidecar.policy.schema import BreakerRule, Mode, Seconds
+from sidecar.policy.schema import Adaptive, BreakerRule, Mode, Seconds
 from tests.core.build import permitted, record, trip
 
 S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
@@ -598,10 +599,13 @@ def test_unblemished_is_what_a_new_breaker_would_judge_the_same() -> None:
 # --- a detector's trip ----------------------------------------------------------------------------------------------
 
 
-def tripped(proofs: int, rule: BreakerRule = RULE, open_s: float = 3.0, open_max_s: float = 10.0) -> Breaker:
+NUMBERS = Adaptive(open_s=Seconds(3), open_max_s=Seconds(10), ramp_s=Seconds(10))
+
+
+def tripped(proofs: int, rule: BreakerRule = RULE) -> Breaker:
     """Opened by a detector at 0."""
     breaker = breaker_of(rule)
-    transition = breaker.trip("fast", "3 of 3 answers bad", proofs, open_s, open_max_s, 0.0)
+    transition = breaker.trip("fast", "3 of 3 answers bad", proofs, NUMBERS, 0.0)
     assert transition is not None
     assert (transition.new, transition.why, transition.evidence) == (OPEN, "fast", "3 of 3 answers bad")
     return breaker
@@ -711,7 +715,7 @@ def test_a_trip_does_nothing_where_nothing_may_open(mode: str) -> None:
     elif mode == "panic":
         roster.panic = True
     before = (breaker.state, breaker.generation)
-    assert breaker.trip("gray", "evidence", 60, 3.0, 10.0, 10.0) is None
+    assert breaker.trip("gray", "evidence", 60, NUMBERS, 10.0) is None
     assert (breaker.state, breaker.generation) == before
     assert breaker.held_closed == (mode in ("floor", "panic"))
 
@@ -727,8 +731,29 @@ def test_panic_closes_and_remembers_how_often_it_tripped() -> None:
     closed = breaker.close_in_panic(4.0)
     assert (closed.old, closed.new, closed.why) == (OPEN, CLOSED, "panic")
     assert breaker.passes and breaker.probes_out == 0
-    assert breaker.trip("fast", "again", 5, 3.0, 100.0, 5.0) is not None
-    assert breaker.retry_at(5.0) == 5.0 + 12.0
+    assert breaker.trip("fast", "again", 5, NUMBERS, 5.0) is not None
+    assert breaker.retry_at(5.0) == 5.0 + 10.0, "three times in a row"
+
+
+def test_after_its_proofs_it_takes_a_growing_share_until_it_has_all() -> None:
+    breaker = tripped(1)
+    assert breaker.share(0.0) == 1.0, "who is open has no share to ramp"
+    prove(breaker, 3.0)
+    assert breaker.ramp_until == 13.0
+    shares = [breaker.share(3.0 + step) for step in (0.0, 0.5, 2.0, 5.0, 9.0, 10.0, 1e9)]
+    assert shares == sorted(shares) and shares[0] == LEAST_SHARE and shares[-2:] == [1.0, 1.0]
+    assert breaker.share(8.0) == pytest.approx(0.5)
+    assert LEAST_SHARE <= breaker.share(-1e9) <= 1.0, "a clock that went back"
+
+
+def test_after_orders_and_fixed_trips_it_takes_all_at_once() -> None:
+    breaker = breaker_of()
+    trip(breaker, 0.0)
+    prove(breaker, 10.0)
+    assert breaker.share(10.0) == 1.0
+    breaker = tripped(1)
+    breaker.force("close", 1.0, "ann")
+    assert breaker.share(1.0) == 1.0
 
 
 def test_a_fixed_trip_after_a_detectors_asks_for_no_proofs_but_the_rules() -> None:

@@ -722,6 +722,7 @@ def check(pods: Pods) -> None:
         assert not re.search(r"\b(nan|inf)\b", move.evidence), move.evidence
 
 
+WORDS = ("fast", "gray", "waited", "probe_failed", "proved", "panic", "operator", "mode_off", "floor", "capacity")
 SECONDS = st.one_of(st.sampled_from(ODD), st.floats(0.01, 20.0))
 COUNTS = st.one_of(st.just(0), st.integers(0, 5), st.just(10**9))
 
@@ -763,9 +764,7 @@ class Histories(RuleBasedStateMachine):
             elif move.new is OPEN and move.why == "location":
                 assert pods.detector(pod).location >= pods.detection.rule.location_trip, move
             else:
-                assert move.why in (
-                    "fast", "gray", "waited", "probe_failed", "proved", "panic", "operator", "mode_off", "floor"
-                ), move  # fmt: skip
+                assert move.why in WORDS, move
             if move.new is not HALF_OPEN:
                 self.bad[move.key] = 0
         self.seen = len(pods.moved)
@@ -914,7 +913,7 @@ class Histories(RuleBasedStateMachine):
             check(pods)
 
 
-Histories.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestHistories = Histories.TestCase
 
 

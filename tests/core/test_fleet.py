@@ -622,3 +622,28 @@ def test_each_service_has_a_detector_of_its_own() -> None:
     fleet.tick(1.0)
     assert service.detection is not None and other.detection is not None
     assert (service.detection.results, other.detection.results) == (3, 0)
+
+
+def test_those_in_use_that_are_strained_are_helped_by_the_one_that_has_been_open_longest() -> None:
+    fleet, service, detection = watched(4)
+    nodes = list(service.nodes.values())
+    for now, node in ((1.0, nodes[1]), (2.0, nodes[0])):
+        trip(node.breaker, now)
+    nodes[2].breaker.force("open", 0.0, "ann")
+    detection.normal.strained_s = 1e9
+    [moved] = fleet.tick(3.0)
+    assert (moved.key, moved.new, moved.why) == ("h2:80", State.CLOSED, "capacity")
+    assert nodes[2].breaker.held_open
+
+
+@pytest.mark.parametrize(("floor", "opens"), [(0.34, False), (0.0, True)], ids=["floor", "no floor"])
+def test_nobody_opens_whose_load_the_others_cannot_carry(floor: float, opens: bool) -> None:
+    _, service = fleet_of(service_of(4, msgspec.structs.replace(WATCHED, min_closed_ratio=floor)))
+    service.roster.load, service.roster.load_most = 100.0, 30.0
+    breaker = next(iter(service.nodes.values())).breaker
+    record(breaker, F, 0.0, 5)
+    assert (breaker.state is State.OPEN) is opens
+    if not opens:
+        service.roster.load = 80.0
+        record(breaker, F, 0.0)
+        assert breaker.state is State.OPEN
