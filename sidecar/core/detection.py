@@ -36,7 +36,7 @@ import msgspec
 from sidecar.core.breaker import Permit, State
 from sidecar.core.detector import REMEMBERED, Detector, Expectation
 from sidecar.core.latency import Line, Sample, log_s, seconds_of
-from sidecar.core.normal import QUANTILE, Normal
+from sidecar.core.normal import OFFSET_TICKS, QUANTILE, Normal
 from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Adaptive
@@ -419,7 +419,12 @@ class Detection:
         return self._tripped(detector, "fast" if fast else "gray", now)
 
     def _apart(self, detector: Detector, left: float) -> bool:
-        """Whether the others are not about as slow just now. `common` says so a second later, but that may be late."""
+        """Whether it is slow by itself: the others are not about as slow just now, and it is known how slow it always is.
+
+        `common` says of the others the same a second later, but that may be late.
+        """
+        if detector.ticks < OFFSET_TICKS:
+            return False
         others: list[float] = []
         for other in self.active:
             if other is not detector and other.breaker.state is _CLOSED:

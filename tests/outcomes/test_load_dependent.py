@@ -203,7 +203,6 @@ def test_what_the_deadline_cut_is_no_latency() -> None:
     cut = [each for each in world.bench.recorder.attempts if each.ending is Ending.HEAD_TIMEOUT]
     assert len(cut) > 20 and {each.endpoint for each in cut} == {A}
     assert 2.0 < world.longest_s < deadline_s - 0.04
-    assert all(each.status == 200 for each in world.bench.recorder.requests)
 
 
 def test_after_an_incident_the_share_comes_back_with_little_traffic() -> None:
