@@ -419,7 +419,7 @@ class Detection:
         return self._tripped(detector, "fast" if fast else "gray", now)
 
     def _apart(self, detector: Detector, left: float) -> bool:
-        """Whether it is slow by itself: the others are not about as slow just now, and it is known how slow it always is.
+        """Whether it is slow by itself: the others are not about as slow now, and how slow it always is is known.
 
         `common` says of the others the same a second later, but that may be late.
         """
