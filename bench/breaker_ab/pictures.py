@@ -162,7 +162,11 @@ def incident(name: str, seed: int, setting: Any, adaptive: Mapping[str, Any]) ->
         for pod, (state, begin) in since.items()
         if state != "closed"
     ]
-    words = "".join(f", x{each.strength:.1f} at {each.begin - BEGIN_S:.0f}-{each.end - BEGIN_S:.0f} s" for each in bent)
+    words = "".join(
+        f", {f'{each.strength:.0%}' if each.kind == 'tenant' else f'x{each.strength:.1f}'}"
+        f" at {each.begin - BEGIN_S:.0f}-{each.end - BEGIN_S:.0f} s"
+        for each in bent
+    )
     i1 = measures.all_kinds.i1
     words += f"; I1 {100 * i1:.1f} %" if i1 is not None else ""
     return {
