@@ -46,6 +46,8 @@ MAX_ACTIVE: Final = 512  # endpoints looked at each second; of more, the others'
 MOST_LEFT: Final = 1.5  # one answer's part in an offset
 TRIAL_BAD: Final = 6.0  # the location statistic of the probes, from which they speak against the endpoint
 SPAN_S: Final = 1.0
+FEWEST_LOCATED: Final = 3  # endpoints: of two that differ a little, either may be the one that is as it should be
+LEAST_SLOW: Final = 0.6  # ln: what is less than about twice as slow has other reasons than a fault, and harms nobody
 MOST_COUNTED: Final = 64  # bad answers, before older ones count for less in what the evidence is made of
 MOST_ASKED: Final = 64  # endpoints, about how slow they are, before one of them opens for slowness
 Z_LOW: Final = -3.0
@@ -412,19 +414,18 @@ class Detection:
             return None
         if detector.slow and (self.normal.overload or now - detector.since < SPAN_S or self.size < 2):
             return None
-        if detector.slow and not self._apart(detector, LN2):
-            detector.fast *= 0.5
-            detector.gray *= 0.5
+        if detector.slow and not self._apart(detector, LN2, now):
             return None
         return self._tripped(detector, "fast" if fast else "gray", now)
 
-    def _apart(self, detector: Detector, left: float) -> bool:
-        """Whether it is slow by itself: the others are not about as slow now, and how slow it always is is known.
+    def _apart(self, detector: Detector, left: float, now: float) -> bool:
+        """Whether it is slow by itself, and slow enough to matter: at least twice as slow, and the others are not.
 
-        `common` says of the others the same a second later, but that may be late.
+        `common` tells of the others a second later, and that may be late. How slow it always is must be known, too.
         """
-        if detector.ticks < OFFSET_TICKS:
+        if detector.ticks < OFFSET_TICKS or left < LEAST_SLOW or now < detector.backlog_until:
             return False
+        common = self.normal.common
         others: list[float] = []
         for other in self.active:
             if other is not detector and other.breaker.state is _CLOSED:
@@ -436,7 +437,7 @@ class Detection:
         if not others:
             return True
         others.sort()
-        return others[round(QUANTILE * (len(others) - 1))] <= 0.5 * left
+        return others[round(QUANTILE * (len(others) - 1))] + common <= 0.5 * (left + common)
 
     def _locate(self, detector: Detector, line: Line, left: float, now: float) -> Trip | None:
         if not self._location:
@@ -468,11 +469,11 @@ class Detection:
         return self._located(detector, now)
 
     def _located(self, detector: Detector, now: float) -> Trip | None:
-        if not self.ready or now - detector.location_at < SPAN_S or self.size < 2:
+        if not self.ready or now - detector.location_at < SPAN_S or self.size < FEWEST_LOCATED:
             return None
         count = max(1, detector.location_n)
-        if not self._apart(detector, detector.location_sum / count):
-            detector.location *= 0.5
+        left = detector.location_sum / count
+        if not self._apart(detector, max(left, detector.left or left), now):
             return None
         detector.tripped = LOCATION
         evidence = (

@@ -4,6 +4,7 @@ State alone; `detection` writes it and has the rules.
 """
 
 from collections import deque
+from math import inf
 from typing import Final
 
 from sidecar.core.breaker import Breaker, Permit, State
@@ -14,6 +15,7 @@ REMEMBERED: Final = 16  # bad answers of an endpoint, for who was charged and ho
 MINUTE_S: Final = 60.0
 SESSION_CHARGES: Final = 2
 SESSION_S: Final = 30.0
+FEWEST_LEFT: Final = 3
 NEWCOMER_OFFSET: Final = 0.5  # ln: how much slower an endpoint may be at first that came later: it may be cold
 HEAD_START: Final = 0.3  # of the threshold, after a recovery
 
@@ -26,6 +28,7 @@ class Detector:
     __slots__ = (
         "_generation",
         "active",
+        "backlog_until",
         "bad",
         "bad_at",
         "bad_by",
@@ -78,6 +81,7 @@ class Detector:
         self.last_sum = 0.0
         self.last_n = 0
         self.most_offset = NEWCOMER_OFFSET
+        self.backlog_until = -inf
         self.ticks = 0
         self.recent_n = 0.0
         self.recent_bad = 0.0
@@ -130,9 +134,10 @@ class Detector:
 
     @property
     def left(self) -> float | None:
-        """What was left unexplained in the last second or two, as a mean; None: too few first tokens."""
-        n = self.left_n + self.last_n
-        return (self.left_sum + self.last_sum) / n if n >= 3 else None
+        """What was left unexplained in this second, or the last, as a mean; None: too few first tokens in both."""
+        if self.left_n >= FEWEST_LEFT:
+            return self.left_sum / self.left_n
+        return self.last_sum / self.last_n if self.last_n >= FEWEST_LEFT else None
 
     def halve(self) -> None:
         """Lets what was counted long ago fade."""

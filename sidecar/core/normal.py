@@ -36,6 +36,7 @@ STRAINED_S: Final = 5.0  # for which those in use must have been too slow before
 STRAIN_TAUGHT: Final = 0.8  # of the load that strained: what one can carry, until it is forgotten
 OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
 OVERLOAD_S: Final = 15.0
+BACKLOG_S: Final = 45.0  # for which who had too much when all had may take to have worked it off
 OVERLOAD_LEARNT_S: Final = 300.0
 OVERLOAD_RATIO: Final = 0.1
 COMMON_RATIO: Final = 0.05
@@ -133,6 +134,8 @@ class Normal:
         for detector in active:
             if self.overload:
                 detector.forgive()
+                if detector.in_flight > self.load_cap:
+                    detector.backlog_until = now + BACKLOG_S
             detector.recent_n *= recent
             detector.recent_bad *= recent
             detector.common_n *= common

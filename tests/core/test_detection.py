@@ -936,3 +936,9 @@ def test_good_answers_in_time_never_open(slower: list[float], steps: list[float]
         if number % 10 == 0:
             pods.tick()
         assert pods.state() is CLOSED, pods.moved
+
+
+def test_all_slower_alike_is_nobodys_fault() -> None:
+    pods = Pods(6).learnt()
+    pods.seconds(60, lambda pod: Answer(slower=2.0))
+    assert not pods.opened(), [move.evidence for move in pods.opened()]
