@@ -8,7 +8,7 @@ before its endpoint left, or became one of another version, tells the detector n
 from typing import Final
 
 from sidecar.core.breaker import Permit, Transition
-from sidecar.core.detection import LATE, SILENT, Detection, Trip
+from sidecar.core.detection import LATE, SILENT, Counts, Detection, Trip
 from sidecar.core.detector import Expectation
 from sidecar.core.fleet import ServiceState
 from sidecar.core.pool import Node
@@ -95,6 +95,28 @@ def session_result(service: ServiceState, result: Result) -> Result:
     """What a request's result says of its session: nothing bad while much is bad everywhere."""
     detection = service.detection
     return _IGNORED if result is _FAILURE and detection is not None and detection.normal.excuses else result
+
+
+def share(service: ServiceState) -> list[Counts]:
+    """What this sidecar saw of the service's endpoints since the last call, for the others."""
+    return [] if service.detection is None else service.detection.share()
+
+
+def absorb(service: ServiceState, seen: list[Counts], now: float) -> list[Transition]:
+    """Adds what another sidecar saw; what it knows and we do not is left out."""
+    moved: list[Transition] = []
+    detection = service.detection
+    if detection is None:
+        return moved
+    for counts in seen:
+        node = service.nodes.get(counts.endpoint)
+        if node is None or node.detector is None:
+            continue
+        trip = detection.absorb(node.detector, counts, now)
+        transition = None if trip is None else _trip(detection, node, trip, now)
+        if transition is not None:
+            moved.append(transition)
+    return moved
 
 
 def _trip(detection: Detection, node: Node, trip: Trip, now: float) -> Transition | None:
