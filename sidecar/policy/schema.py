@@ -124,9 +124,10 @@ class Adaptive(Strict, frozen=True, kw_only=True):
     within a stream that is late. The fast and the gray statistic trip at ln(1 / `false_alarm`), with `min_bad` bad
     answers in a minute; the location statistic at `location_trip`. Latency is judged once `min_samples` were learnt.
     `background`: the lowest ratio of bad answers that is taken for normal. `open`, `open_max`: the waits of what these
-    statistics opened; `ramp`: how long one that closed again takes to its full share. `probe`: `copy` tries an open endpoint with a copy of a request that another one answers,
-    `request` with the request itself. `statistics` may be any of the three; `covariates` false: prompt and load explain
-    nothing; `in_flight` false: what is late counts at its end only; `guards` false: overload stops nothing.
+    statistics opened; `ramp`: how long one that closed again takes to its full share. `probe`: `copy` tries an open
+    endpoint with a copy of a request that another one answers, `request` with the request itself. `statistics` may be
+    any of the three; `covariates` false: prompt and load explain nothing; `in_flight` false: what is late counts at its
+    end only; `guards` false: overload stops nothing.
     """
 
     false_alarm: Annotated[float, Meta(ge=1e-15, le=0.1)] = 1e-6
