@@ -293,7 +293,8 @@ class Breaker:
         self._open_max_s = 0.0
         self._ramp_s = 0.0
         self.ramp_until = -inf
-        """Until then it gets a growing share of what it would get: it has just proved itself, with few at a time."""
+        """Until then it gets a growing share of what it would get: it has just proved itself, with few at a time. Past
+        where nothing is enforced, and after any other change."""
         self._off = False
         self._enforced = True
         self._lease_s = lease_s
@@ -428,6 +429,8 @@ class Breaker:
         self._lease_s = lease_s
         self._off = rule.mode == "off"
         self._enforced = rule.mode == "enforce"
+        if not self._enforced:
+            self.ramp_until = -inf
         if rule.failure_ratio <= 0 or self._off:
             self._window = None
         elif self._window is None or self._window.span_s != rule.window_s:
@@ -505,8 +508,10 @@ class Breaker:
             if self._proofs >= self._rule.successes and (
                 self._proofs >= self._proofs_needed() or now - self.since >= PATIENCE_S
             ):
-                self.ramp_until = now + self._ramp_s
-                return self._move(Event.PROVED, now, "proved", f"{self._proofs} probes succeeded", "")
+                moved = self._move(Event.PROVED, now, "proved", f"{self._proofs} probes succeeded", "")
+                if self._enforced:
+                    self.ramp_until = now + self._ramp_s
+                return moved
         return None
 
     def _slot_free(self, now: float) -> bool:
@@ -554,6 +559,7 @@ class Breaker:
         self._probes.clear()
         self._proofs = 0
         self._consecutive = 0
+        self.ramp_until = -inf
         if self._window is not None:
             self._window.clear(now)
         self._set_passes()

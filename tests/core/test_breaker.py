@@ -756,6 +756,25 @@ def test_after_orders_and_fixed_trips_it_takes_all_at_once() -> None:
     assert breaker.share(1.0) == 1.0
 
 
+def test_what_opened_again_within_its_ramp_and_is_closed_by_order_has_no_share_left_to_ramp() -> None:
+    breaker = tripped(1)
+    prove(breaker, 3.0)
+    trip(breaker, 4.0)
+    breaker.force("close", 5.0, "ann")
+    assert breaker.state is CLOSED and breaker.share(5.0) == 1.0
+
+
+def test_shadow_turns_nobody_away_from_who_has_just_recovered() -> None:
+    breaker = tripped(1, rule_of(mode="shadow"))
+    prove(breaker, 3.0)
+    assert breaker.share(3.0) == 1.0
+    breaker = tripped(1)
+    prove(breaker, 3.0)
+    assert breaker.share(3.0) == LEAST_SHARE
+    breaker.use_rule(rule_of(mode="shadow"), 3.0, lease_s=LEASE_S)
+    assert breaker.share(3.0) == 1.0
+
+
 def test_a_fixed_trip_after_a_detectors_asks_for_no_proofs_but_the_rules() -> None:
     breaker = tripped(60)
     breaker.force("reset", 1.0, "ann")
