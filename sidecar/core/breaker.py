@@ -179,6 +179,12 @@ class Roster:
         self.size = size
         self.minimum = min_closed(size, min_closed_ratio)
 
+    def unlearn(self) -> None:
+        """Drops what the detector said of all of them: it is gone."""
+        self.panic = False
+        self.load = 0.0
+        self.load_most = inf
+
     def stir(self, key: str) -> None:
         """Something of `key` changed: its breaker, or another thing that decides whether it may serve."""
         self.stirs += 1

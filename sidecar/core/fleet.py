@@ -228,10 +228,11 @@ class ServiceState:
 
     def _detect(self, rule: NodeBreaker, now: float) -> None:
         numbers = adaptive(rule)
-        self.copies = numbers is not None and numbers.probe == "copy"
+        # In shadow nobody is kept from who is on trial: a copy would be twice the load, perhaps on the same endpoint.
+        self.copies = numbers is not None and numbers.probe == "copy" and rule.mode == "enforce"
         if numbers is None:
             self.detection = None
-            self.roster.panic = False
+            self.roster.unlearn()
         elif self.detection is None:
             self.detection = Detection(numbers, now)
         else:

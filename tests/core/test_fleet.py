@@ -606,6 +606,13 @@ def test_a_policy_without_a_detector_ends_its_panic() -> None:
     assert service.roster.may_open()
 
 
+def test_a_policy_without_a_detector_forgets_what_the_others_could_carry() -> None:
+    fleet, service = fleet_of(service_of(3, WATCHED))
+    service.roster.load, service.roster.load_most = 100.0, 10.0
+    fleet.apply(snapshot_of(service_of(3, msgspec.structs.replace(WATCHED, adaptive=False))), 1.0)
+    trip(next(iter(service.nodes.values())).breaker, 1.0)
+
+
 def test_a_breaker_that_is_off_has_no_detector() -> None:
     assert adaptive(msgspec.structs.replace(RULE, mode="off")) is None
     assert adaptive(msgspec.structs.replace(RULE, adaptive=False)) is None

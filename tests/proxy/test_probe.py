@@ -220,6 +220,19 @@ def test_large_bodies_are_not_sent_twice(size: int, copied: bool) -> None:
     assert may_copy(asked, call) == copied
 
 
+def test_shadow_sends_no_copies() -> None:
+    bench = Bench(service(2, breakers=breaker(mode="shadow")))
+    bench.begin()
+    bench.link.lost()
+    assert sick(bench) is State.OPEN
+    bench.clock.advance(OPEN_S)
+    links = len(bench.connector.links)
+    client = bench.begin()
+    assert len(bench.connector.links) == links + 1
+    serves(bench.link)
+    assert client.ended and sick(bench) is State.CLOSED and not bench.held()
+
+
 def test_policy_may_want_requests_themselves_as_probes() -> None:
     for adaptive in (Adaptive(probe="request"), False):
         bench = Bench(service(2, breakers=breaker(adaptive=adaptive)))
