@@ -6,10 +6,11 @@ from typing import Literal
 import pytest
 
 from sidecar.core import evidence
-from sidecar.core.breaker import Permit, State
+from sidecar.core.breaker import Permit, State, Transition
+from sidecar.core.detection import Counts
 from sidecar.core.fleet import ServiceState
 from sidecar.core.pool import Node
-from sidecar.kernel.ids import SessionId
+from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.policy.schema import Adaptive, NodeBreaker, Seconds
 from tests.core.build import fleet_of, permitted, service_of
@@ -221,3 +222,207 @@ def test_a_permit_of_nobody_tells_nothing() -> None:
         pods.first_token(0, expectation, 100.0)
         pods.end(0, outsider, expectation, Ending.SERVER_ERROR)
     assert pods.state() is CLOSED and pods.detector().bad == 0 and pods.detection.results == results
+
+
+# --- the other sidecars ---------------------------------------------------------------------------------------------
+
+LASTING_S = 4.0  # longer than slowness has to last; what others saw is not known to be anything else
+
+
+def absorbed(taker: Pods, seen: list[Counts]) -> list[Transition]:
+    moved = evidence.absorb(taker.service, seen, taker.now)
+    taker.moved.extend(moved)
+    return moved
+
+
+def sidecars(count: int = 2) -> list[Pods]:
+    """Sidecars of one service, which have said all that they learnt."""
+    made = [Pods(3, seed=number).learnt() for number in range(count)]
+    for each in made:
+        evidence.share(each.service)
+    return made
+
+
+def test_what_one_saw_opens_the_breaker_of_another_at_its_own_first_bad_answer() -> None:
+    one, other = sidecars()
+    for _ in range(3):
+        one.fail(1)
+    assert one.state(1) is OPEN
+    assert absorbed(other, evidence.share(one.service)) == []
+    other.now += LASTING_S
+    other.fail(1)
+    [moved] = other.opened()
+    assert (moved.key, moved.new, moved.why) == (other.nodes[1].key, OPEN, "fast")
+    assert moved.evidence.startswith("4 of 4 answers bad in 4.0 s (1 failed, 3 seen by other sidecars), ")
+
+
+def test_what_others_saw_for_seconds_opens_the_breaker_of_one_that_saw_nothing_and_says_so() -> None:
+    one, another, other = sidecars(3)
+    for pods in (one, another):
+        for _ in range(3):
+            pods.fail(1)
+    assert absorbed(other, evidence.share(one.service)) == [], "a moment's word may be of one event"
+    other.now += LASTING_S
+    [moved] = absorbed(other, evidence.share(another.service))
+    assert (moved.key, moved.old, moved.new, moved.why) == (other.nodes[1].key, CLOSED, OPEN, "fast")
+    assert "(4 seen by other sidecars)" in moved.evidence, "as many as open it"
+    assert [other.state(pod) for pod in range(3)] == [CLOSED, OPEN, CLOSED]
+
+
+def test_what_neither_could_tell_alone_both_can_tell_together() -> None:
+    one, other = sidecars()
+    for each in (one, other):
+        for _ in range(2):
+            each.fail(0)
+        assert each.state() is CLOSED
+    [moved] = absorbed(other, evidence.share(one.service))
+    assert moved.new is OPEN
+    assert "2 failed, 1 seen by other sidecars" in moved.evidence
+    assert absorbed(one, evidence.share(other.service))[0].new is OPEN
+
+
+def test_some_that_are_a_little_bad_everywhere_open_as_gray() -> None:
+    """Each of eight sees one answer in twelve fail; it takes all of them to know soon."""
+    few = sidecars(8)
+    taker = few[0]
+    for _ in range(20):
+        for each in few:
+            each.now += 1.0
+            each.fail(2)
+            for _ in range(11):
+                each.serve(2)
+        for each in few[1:]:
+            absorbed(taker, evidence.share(each.service))
+    (opened, *_) = taker.opened(2)
+    assert opened.why in ("gray", "fast")
+    assert "seen by other sidecars" in opened.evidence
+    assert not taker.opened(0) and not taker.opened(1)
+
+
+def test_good_answers_of_others_speak_for_an_endpoint() -> None:
+    one, other = sidecars()
+    for _ in range(2):
+        other.fail(0)
+    against = other.detector().fast, other.detector().gray
+    for _ in range(50):
+        one.serve(0)
+    assert absorbed(other, evidence.share(one.service)) == []
+    assert other.detector().fast < against[0] and other.detector().gray < against[1]
+
+
+def test_a_healthy_fleet_s_counts_open_nothing() -> None:
+    few = sidecars(4)
+    for _ in range(30):
+        for each in few:
+            each.second()
+        said = [evidence.share(each.service) for each in few]
+        for number, each in enumerate(few):
+            for sender, seen in enumerate(said):
+                if sender != number:
+                    assert absorbed(each, seen) == []
+
+
+def test_what_was_heard_is_not_told_again() -> None:
+    one, other = sidecars()
+    for _ in range(2):
+        one.fail(0)
+    absorbed(other, evidence.share(one.service))
+    assert other.detector().bad == 2
+    assert evidence.share(other.service) == []
+    assert evidence.share(one.service) == [], "nor what was said"
+
+
+def test_all_that_was_seen_is_told_of_each_endpoint_on_its_own() -> None:
+    one, _ = sidecars()
+    for _ in range(7):
+        one.serve(0)
+    for _ in range(2):
+        one.fail(1)
+    told = {counts.endpoint: (counts.good, counts.bad) for counts in evidence.share(one.service)}
+    assert told == {one.nodes[0].key: (7, 0), one.nodes[1].key: (0, 2)}
+
+
+def test_an_endpoint_that_only_others_know_is_left_out_and_the_rest_is_taken() -> None:
+    (pods,) = sidecars(1)
+    results = pods.detection.results
+    nobody, known = EndpointKey("nobody:80"), pods.nodes[1].key
+    assert absorbed(pods, [Counts(nobody, 0, 5, 0.0), Counts(known, 0, 2, 0.0)]) == []
+    pods.now += LASTING_S
+    moved = absorbed(pods, [Counts(nobody, 5, 50, 9.0), Counts(known, 0, 5, 0.0), Counts(nobody, 0, 5, 0.0)])
+    assert [each.key for each in moved] == [known]
+    assert pods.detection.results == results + 7
+    assert nobody not in pods.service.nodes
+
+
+def test_a_service_without_a_detector_says_nothing_and_hears_nothing() -> None:
+    service, node = plain()
+    for _ in range(2):
+        permit = permitted(node.breaker, 0.0)
+        evidence.ended(service, node, permit, None, Ending.SERVER_ERROR, F, 0.0, 0.0)
+    assert evidence.share(service) == []
+    assert evidence.absorb(service, [Counts(node.key, 0, 1000, 1000.0)], 0.0) == []
+    assert node.breaker.state is CLOSED
+
+
+def test_a_breaker_that_is_open_hears_nothing_until_it_is_closed_again() -> None:
+    (pods,) = sidecars(1)
+    for _ in range(3):
+        pods.fail(0)
+    assert pods.state() is OPEN
+    results, generation = pods.detection.results, pods.nodes[0].breaker.generation
+    assert absorbed(pods, [Counts(pods.nodes[0].key, 10, 1000, 100.0)]) == []
+    pods.now = pods.nodes[0].breaker.retry_at(pods.now)
+    asked = pods.ask(0)
+    assert asked is not None and pods.state() is HALF_OPEN
+    assert absorbed(pods, [Counts(pods.nodes[0].key, 10, 1000, 100.0)]) == []
+    assert pods.detection.results == results
+    assert pods.nodes[0].breaker.generation == generation + 1, "its probe is as good as before"
+    pods.end(0, *asked)
+
+
+def test_the_same_endpoint_twice_in_what_is_heard_opens_once() -> None:
+    (pods,) = sidecars(1)
+    counts = Counts(pods.nodes[0].key, 0, 5, 0.0)
+    assert absorbed(pods, [counts]) == []
+    pods.now += LASTING_S
+    assert len(absorbed(pods, [counts, counts, counts])) == 1
+    assert absorbed(pods, [counts]) == []
+
+
+def test_what_is_heard_twice_counts_twice() -> None:
+    """Counts are sums without a number of their own: whoever delivers them does so once."""
+    (pods,) = sidecars(1)
+    counts = Counts(pods.nodes[0].key, 0, 2, 0.0)
+    assert absorbed(pods, [counts]) == []
+    pods.now += LASTING_S
+    assert len(absorbed(pods, [counts])) == 1
+
+
+def test_of_nothing_nothing_is_said_and_nothing_follows() -> None:
+    fresh = Pods(3)
+    assert evidence.share(fresh.service) == []
+    assert evidence.absorb(fresh.service, [], 0.0) == []
+    (pods,) = sidecars(1)
+    results = pods.detection.results
+    assert absorbed(pods, [Counts(node.key, 0, 0, 0.0) for node in pods.nodes]) == []
+    assert (pods.detection.results, pods.detector().bad, pods.detector().location) == (results, 0, 0.0)
+
+
+def test_who_knows_too_little_opens_nothing_by_hearsay() -> None:
+    fresh = Pods(3)
+    assert absorbed(fresh, [Counts(fresh.nodes[0].key, 0, 16, 1000.0)]) == []
+    assert fresh.state() is CLOSED
+
+
+def test_nobody_opens_for_slowness_that_it_does_not_see_itself() -> None:
+    (pods,) = sidecars(1)
+    for _ in range(5):
+        pods.second()
+        assert absorbed(pods, [Counts(pods.nodes[0].key, 0, 0, 1000.0)]) == []
+    assert pods.state() is CLOSED
+
+
+def test_a_floor_holds_against_hearsay_too() -> None:
+    pods = Pods(3, floor=1.0).learnt()
+    assert absorbed(pods, [Counts(node.key, 0, 5, 0.0) for node in pods.nodes]) == []
+    assert [pods.state(pod) for pod in range(3)] == [CLOSED] * 3
