@@ -259,10 +259,14 @@ class Attempt:
         if self._link is not None:
             self._link.resume()
         now = self._clock()
+        reader = self.reader
+        self._late_at = inf  # of what came meanwhile nobody knows when
         if self.phase is _FLOWING and self.call is not None:
             if self.last_token_at:
                 self.last_token_at = now
-            if self.last_token_at or self.reader is None:
+                if self.expectation is not None and reader is not None and not reader.tool_call:
+                    self._late_at = now + self.expectation.late_gap_s
+            if self.last_token_at or reader is None:
                 self._await_more(now)
             else:
                 self._await_head(now)
@@ -318,6 +322,7 @@ class Attempt:
         call = self.call
         if call is None or head.encoded:
             # Nothing to learn from the body before it is passed on.
+            self._late_at = inf
             self._move(_FLOWING)
             self._commit()
             self._watch(self._total_at, _TOTAL_TIMEOUT)
@@ -327,6 +332,8 @@ class Attempt:
         if head.status == 200 and head.content_type == _EVENT_STREAM:
             self.reader = StreamReader(call.api)
             self._watch(self.sent_at + self._times.first_token_s, _TTFT_TIMEOUT)
+        else:
+            self._late_at = inf  # no tokens of it are seen
 
     def on_body(self, data: bytes) -> None:
         reader = self.reader
@@ -583,8 +590,7 @@ class Attempt:
             self._late_at = inf
             reader = self.reader
             said_all = reader is not None and (reader.terminal or reader.error is not None)
-            good = self.head is None or self.head.status == 200
-            if good and not said_all and not self._paused:
+            if not said_all and not self._paused:
                 self.owner.attempt_late(self)
                 if self.ending is not None:
                     return

@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from sidecar.core.breaker import Permit
+from sidecar.core.detector import Detector, Expectation
 from sidecar.core.fleet import Times
+from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending
 from sidecar.policy.schema import Deadlines
 from sidecar.proxy.attempt import HELD_BYTES, STALE_S, TRANSITIONS, Attempt, Phase
@@ -80,6 +83,10 @@ class Stage:
     @property
     def ending(self) -> Ending | None:
         return self.attempt.ending
+
+    def late(self) -> int:
+        """How often it was called late."""
+        return self.owner.late
 
     def over(self) -> bool:
         """Whether it ended."""
@@ -495,6 +502,60 @@ def test_a_pause_within_the_first_write_holds_the_engine() -> None:
     assert not stage.link.reading
     stage.clock.advance(GAP_S * 3)
     assert not stage.over()
+
+
+# --- late -------------------------------------------------------------------------------------------------------------
+
+LATE_S, LATE_GAP_S = 2.0, 3.0
+
+
+def expecting() -> Stage:
+    """A stream was asked for whose first token is late after LATE_S, and each next one after LATE_GAP_S."""
+    stage = Stage(later=True)
+    permit = Permit(0)
+    detector = Detector(stage.attempt.node.breaker, "v1")
+    stage.attempt.expectation = Expectation(detector, permit, "m", None, 0.0, 0.0, 0, LATE_S, LATE_GAP_S, None)
+    stage.connector.connect()
+    return stage
+
+
+def test_a_silence_is_late_once_and_the_attempt_goes_on() -> None:
+    stage = expecting()
+    stage.clock.advance(LATE_S - 0.001)
+    assert stage.late() == 0
+    stage.clock.advance(SLOT_S + 0.002)
+    assert stage.late() == 1
+    stage.clock.advance(LATE_S * 3)
+    stage.link.heads().says(token(0))
+    stage.clock.advance(LATE_GAP_S + SLOT_S)
+    assert stage.late() == 2 and not stage.over()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [head_of(encoded=True), head_of(200, JSON), head_of(500, JSON)],
+    ids=["compressed", "no stream", "an error"],
+)
+def test_what_has_no_tokens_that_we_see_is_never_late(head: ResponseHead) -> None:
+    stage = expecting()
+    stage.link.heads(head)
+    for _ in range(10):
+        stage.link.says(b" ")
+        stage.clock.advance(LATE_GAP_S - 1.0)
+    assert stage.late() == 0 and not stage.over()
+
+
+def test_a_pause_makes_nothing_late_and_after_it_a_silence_is() -> None:
+    stage = expecting()
+    stage.link.heads().says(token(0))
+    stage.clock.advance(1.0)
+    stage.attempt.pause()
+    stage.clock.advance(LATE_GAP_S - 1.1)
+    stage.attempt.resume()
+    stage.clock.advance(LATE_GAP_S - 0.1)
+    assert stage.late() == 0
+    stage.clock.advance(0.1 + SLOT_S)
+    assert stage.late() == 1
 
 
 # --- what is held, and when it is committed ---------------------------------------------------------------------------
