@@ -175,7 +175,8 @@ class Ready:
 class Pool:
     """The nodes that serve one model and version and do not drain, whoever may now.
 
-    `ready` (`local`: of those the ones marked so) and what `probe` and `may_serve` say is right after `refresh`.
+    `ready` (`local`: of those the ones marked so) and what `probe`, `may_serve` and `has_ready` say is right after
+    `refresh`.
     """
 
     __slots__ = (
@@ -256,13 +257,14 @@ class Pool:
 
     def may_serve(self, tried: Collection[EndpointKey], now: float) -> bool:
         """Whether a node that was not `tried` could take a request now, as a probe or otherwise."""
+        return self.has_ready(tried) or (bool(self.due) and self.probe(tried, now) is not None)
+
+    def has_ready(self, tried: Collection[EndpointKey]) -> bool:
+        """Whether a node that was not `tried` takes any request, and not a probe alone."""
         ready = self.ready.nodes
         if len(ready) > len(tried):
             return True
-        for node in ready:
-            if node.key not in tried:
-                return True
-        return bool(self.due) and self.probe(tried, now) is not None
+        return any(node.key not in tried for node in ready)
 
     def refusal(self, tried: Collection[EndpointKey], now: float) -> Unavailable:
         """Why none that was not `tried` can serve."""

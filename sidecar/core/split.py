@@ -53,6 +53,18 @@ def may_serve(
     return pool.may_serve(tried, now)
 
 
+def may_move(service: ServiceState, model: str, tried: Collection[EndpointKey], now: float) -> bool:
+    """Whether a request that is under way might do better on a node it has not `tried`: of a version that is used, and
+    none that is on trial."""
+    versions: list[VersionName | None] = [version for version, _ in service.split]
+    for version in versions or [None]:
+        pool = service.pool(model, version)
+        pool.refresh(now)
+        if pool.has_ready(tried):
+            return True
+    return False
+
+
 def rendezvous(split: list[tuple[VersionName, float]], session: SessionId) -> VersionName:
     """The version that a session belongs to. `split` is not empty, its parts are positive."""
     best, best_score = split[0][0], -1.0

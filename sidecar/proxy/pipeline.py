@@ -18,7 +18,7 @@ from sidecar.core.classify import tells_death
 from sidecar.core.fleet import Fleet, ServiceState, Session
 from sidecar.core.identify import NOBODY
 from sidecar.core.poison import Suspects
-from sidecar.core.split import pick_version
+from sidecar.core.split import may_move, pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey, VersionName
 from sidecar.kernel.outcome import DEADLY, DOCTRINE, HANGS, Ending, Result
@@ -655,6 +655,12 @@ class Exchange:
 
     def attempt_late(self, attempt: Attempt) -> None:
         """No token came in the time that was expected: that counts now, not when its deadline ends it."""
+        try:
+            self._late(attempt)
+        except Exception as exc:  # noqa: BLE001 - called by the clock alone: the request goes on, and its deadlines count
+            self._pipeline.on_crash(exc)
+
+    def _late(self, attempt: Attempt) -> None:
         expectation, service = attempt.expectation, self._serving
         if expectation is not None and service is not None:
             silent = attempt.first_token_at > 0.0
@@ -668,16 +674,14 @@ class Exchange:
                     service.hedge_shadowed += 1
 
     def _may_move(self, service: ServiceState, attempt: Attempt, now: float) -> bool:
-        """Whether a late request may be tried elsewhere: nothing was committed, somebody else may serve, and it is not
+        """Whether a late request may be tried elsewhere: nothing was committed, somebody else is well, and it is not
         all of them that are late."""
         call, detection = self._call, service.detection
         if attempt.committed or call is None or not self._waiting or self._attempts >= service.attempts:
             return False
         if detection is None or detection.normal.excuses or not self._request.resendable or not service.budget.has(now):
             return False
-        pool = service.pool(call.model, None)
-        pool.refresh(now)
-        return pool.may_serve([*self._tried, attempt.node.key], now)
+        return may_move(service, call.model, [*self._tried, attempt.node.key], now)
 
     def reply_lines(self, attempt: Attempt) -> bytes:
         """Our header lines on an engine's answer."""

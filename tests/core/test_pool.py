@@ -74,6 +74,7 @@ class Places(RuleBasedStateMachine):
         found = pool.probe((), self.now)
         assert (found is None) == (not probing) and (found is None or found.key in probing)
         assert pool.may_serve((), self.now) == bool(usable or probing)
+        assert pool.has_ready(()) == bool(usable) and not pool.has_ready(usable)
         assert pool.may_serve(usable, self.now) == bool(probing)
         assert not pool.may_serve(usable | probing, self.now)
 

@@ -5,12 +5,15 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from sidecar.core import evidence
 from sidecar.core.breaker import State
 from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import (
+    Adaptive,
     Breakers,
+    Hedge,
     Limits,
     NodeBreaker,
     Overload,
@@ -696,6 +699,74 @@ def test_a_moved_session_is_told_so_once() -> None:
     moved, bound = bench.begin(chat(session="s")), bench.begin(chat(session="s"))
     assert b"x-sidecar-session: moved\r\n" in moved.extra
     assert b"x-sidecar-session" not in bound.extra
+
+
+# --- late requests ----------------------------------------------------------------------------------------------------
+
+
+def learnt(**changes: object) -> Bench:
+    """Two endpoints that answered in half a second so far; late requests move."""
+    adaptive = Adaptive(min_samples=30)
+    rule = node_breaker(1, open_s=Seconds(10), successes=1, adaptive=adaptive)
+    bench = Bench(service(2, breakers=rule, retry=RETRY, hedge=Hedge(mode="enforce"), **changes))
+    for _ in range(60):
+        bench.begin()
+        bench.clock.advance(0.5)
+        serves(bench.link)
+        bench.fleet.tick(bench.clock.now)
+    assert bench.held() == []
+    return bench
+
+
+LATE_S = 10.0
+"""Late by any measure, and long before a deadline."""
+
+
+def test_a_late_request_moves_to_who_is_well() -> None:
+    bench = learnt()
+    client = bench.begin()
+    silent = bench.link
+    bench.clock.advance(LATE_S)
+    assert silent.aborted and bench.link is not silent and bench.recorder.attempts[-1].ending is Ending.LATE
+    serves(bench.link)
+    assert client.ended and bench.recorder.requests[-1].attempts == 2 and bench.held() == []
+
+
+def test_a_late_request_stays_where_only_a_version_without_a_part_is_left() -> None:
+    one, other = endpoints(2)
+    two = (one, msgspec.structs.replace(other, version="v2"))
+    bench = learnt(endpoints=two, split={"v1": 1.0, "v2": 0.0})
+    client = bench.begin()
+    bench.clock.advance(LATE_S)
+    assert bench.state.nodes[bench.nodes[0].key].late == 1 and not bench.link.aborted
+    serves(bench.link)
+    assert client.ended and bench.recorder.requests[-1].attempts == 1 and bench.held() == []
+
+
+def test_a_late_request_is_no_probe_of_who_is_on_trial() -> None:
+    bench = learnt()
+    bench.begin()
+    bench.link.lost()
+    serves(bench.link)
+    bench.clock.advance(9.9)
+    client = bench.begin()
+    bench.clock.advance(LATE_S)
+    assert bench.nodes[0].breaker.can_probe(bench.clock.now) and bench.nodes[1].late == 1
+    assert not bench.link.aborted
+    serves(bench.link)
+    assert client.ended and bench.recorder.requests[-1].attempts == 1 and bench.held() == []
+
+
+def test_a_crash_of_ours_over_a_late_request_leaves_it_its_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = learnt()
+    client, other = bench.begin(), bench.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(evidence, "late", crash)
+        bench.clock.advance(LATE_S)
+    assert [str(each) for each in bench.crashes] == ["a bug"] * 2
+    bench.clock.advance(TOTAL_S)
+    assert client.refusal is not None and other.refusal is not None
+    assert bench.held() == []
 
 
 # --- leaving at every point -------------------------------------------------------------------------------------------
