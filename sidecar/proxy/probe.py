@@ -99,12 +99,18 @@ class Probe:
             times,
             self._clock() + most_s,
         )
+        head = engine_head(request, request_id, peer, scheme, node.key)
         node.in_flight += 1
-        attempt.expectation = evidence.expect(
-            service, node, permit, call.model if call.stream else "", request.body_size, None
-        )
-        self._tell(permit.moved)
-        attempt.start(engine_head(request, request_id, peer, scheme, node.key))
+        try:
+            attempt.expectation = evidence.expect(
+                service, node, permit, call.model if call.stream else "", request.body_size, None
+            )
+            self._tell(permit.moved)
+            attempt.start(head)
+        except BaseException:
+            # Only a crash of ours; it is the request's, and what was lent for the copy goes back.
+            attempt.stop(Ending.ABANDONED)
+            raise
 
     def reply_lines(self, attempt: Attempt) -> bytes:
         """Nobody gets a reply."""
@@ -121,10 +127,12 @@ class Probe:
         """It proves nothing good any more: what counts is known."""
         expectation = attempt.expectation
         attempt.node.late += 1
-        if expectation is not None:
-            silent = attempt.first_token_at > 0.0
-            self._tell(evidence.late(self._service, attempt.node, expectation, silent, self._clock()))
-        attempt.stop(Ending.LATE)
+        try:
+            if expectation is not None:
+                silent = attempt.first_token_at > 0.0
+                self._tell(evidence.late(self._service, attempt.node, expectation, silent, self._clock()))
+        finally:
+            attempt.stop(Ending.LATE)
 
     def attempt_done(self, attempt: Attempt) -> None:
         """Judge it."""

@@ -81,8 +81,13 @@ class Watchdog:
         now = max(self._timers.time(), self._timer_slot / _PER_S)
         self._looked = current = max(int(now * _PER_S), self._timer_slot)
         order = self._order
-        while order and order[0] <= current:
-            for watched in self._slots.pop(heappop(order)):
-                watched.look(now)
-        if order:
-            self._arm(order[0])  # whatever a look has armed: there may be an earlier one
+        try:
+            while order and order[0] <= current:
+                there = self._slots[order[0]]
+                while there:
+                    there.pop().look(now)
+                del self._slots[heappop(order)]
+        finally:
+            # Whatever a look has armed, there may be an earlier one; and one that crashed takes none but its own along.
+            if order:
+                self._arm(order[0])

@@ -3,8 +3,10 @@
 import pytest
 
 from sidecar.core.breaker import State
+from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending, Result
-from sidecar.policy.schema import Adaptive, Breakers, Seconds
+from sidecar.policy.schema import Adaptive, Breakers, Endpoint, Seconds
+from sidecar.proxy.ports import Sink
 from sidecar.proxy.probe import COPIED, COPIED_BYTES, PROBE_S, may_copy
 from sidecar.proxy.request import Request
 from sidecar.wire.call import API_BY_PATH, Api, read_call
@@ -218,6 +220,26 @@ def test_large_bodies_are_not_sent_twice(size: int, copied: bool) -> None:
     call = read_call(Api.CHAT, asked.body)
     asked.body = b" " * size
     assert may_copy(asked, call) == copied
+
+
+def test_copy_that_could_not_be_sent_gives_back_what_was_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(service(2, breakers=breaker()))
+    bench.begin()
+    bench.link.lost()
+    bench.clock.advance(OPEN_S)
+    opened = bench.connector.open
+
+    def open_but_one(
+        key: EndpointKey, endpoint: Endpoint, connect_s: float, sink: Sink, *, fresh: bool = False
+    ) -> None:
+        if key == "e1:80":
+            raise RuntimeError("a bug")
+        opened(key, endpoint, connect_s, sink, fresh=fresh)
+
+    monkeypatch.setattr(bench.connector, "open", open_but_one)
+    bench.begin()
+    assert [str(each) for each in bench.crashes] == ["a bug"]
+    assert sick(bench) is State.HALF_OPEN and not bench.held()
 
 
 def test_shadow_sends_no_copies() -> None:

@@ -140,6 +140,28 @@ def test_timers_that_come_early_neither_spin_nor_lose_a_deadline(early_s: float,
     assert patient.looks <= 2
 
 
+def test_a_look_that_crashes_takes_no_other_along() -> None:
+    clock, watchdog, _ = build()
+    left = ["a bug"]
+
+    class Crashing(Looked):
+        def look(self, now: float) -> None:
+            if left:
+                raise RuntimeError(left.pop())
+            super().look(now)
+
+    same_slot = [Crashing(clock, watchdog) for _ in range(8)]
+    later = Looked(clock, watchdog)
+    for each in same_slot:
+        watchdog.add(each, START_S + 1.0)
+    watchdog.add(later, START_S + 2.0)
+    with pytest.raises(RuntimeError, match="a bug"):
+        clock.advance(3.0)
+    clock.advance(3.0)
+    assert sum(len(each.looks) for each in same_slot) == 7
+    assert len(later.looks) == 1 and len(watchdog) == 0 and clock.armed == []
+
+
 def test_deadline_set_while_looking_holds_up_no_earlier_one() -> None:
     clock, watchdog, _ = build()
     seen: list[float] = []
