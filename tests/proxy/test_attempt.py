@@ -545,6 +545,18 @@ def test_what_has_no_tokens_that_we_see_is_never_late(head: ResponseHead) -> Non
     assert stage.late() == 0 and not stage.over()
 
 
+@pytest.mark.parametrize("was_read", [True, False])
+def test_a_loop_that_stood_still_reads_before_it_calls_anything_late(was_read: bool) -> None:
+    stage = expecting()
+    stage.clock.now += LATE_S + 1.0
+    stage.clock.advance(0.0)
+    assert stage.late() == 0
+    if was_read:
+        stage.link.heads().says(token(0))
+    stage.clock.advance(3 * SLOT_S)
+    assert stage.late() == (0 if was_read else 1)
+
+
 def test_a_pause_makes_nothing_late_and_after_it_a_silence_is() -> None:
     stage = expecting()
     stage.link.heads().says(token(0))
