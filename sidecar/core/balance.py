@@ -88,7 +88,8 @@ def pick(
         if choice is not None:
             return choice
     node = _draw(pool.local.nodes, tried, now, chance) if service.local_first else None
-    if node is None:
+    # Who is alone is drawn whatever its share: it has nobody to leave a request to but those that are not local.
+    if node is None or (len(pool.local.nodes) == 1 < len(pool.ready.nodes) and _yields(node, now, chance)):
         node = _draw(pool.ready.nodes, tried, now, chance)
     if node is None and not may_probe:
         for waited in pool.nodes:
