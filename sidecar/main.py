@@ -286,8 +286,11 @@ async def _sweep(pool: Pool, now: Callable[[], float]) -> None:
 async def _tick(running: Running) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
-        for transition in running.fleet.tick(running.now()):
-            running.recorder.transition(transition)
+        try:
+            for transition in running.fleet.tick(running.now()):
+                running.recorder.transition(transition)
+        except Exception as exc:  # noqa: BLE001 - a second's learning is lost; the fixed rules judge on, and traffic flows
+            running.logs.event.error("tick_crashed", exc_info=exc)
 
 
 def _watch_gauges(running: Running) -> None:

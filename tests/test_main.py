@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import installed
+from sidecar import installed, main
+from sidecar.core.breaker import Transition
+from sidecar.core.fleet import Fleet
 from sidecar.main import serving
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.load import single
@@ -308,6 +310,28 @@ async def test_after_serving_its_port_is_free_and_no_task_is_left() -> None:
     assert asyncio.all_tasks() == before
     with socket.socket() as again:
         again.bind(("127.0.0.1", port))
+
+
+async def test_a_crash_of_what_learns_ends_nobody(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen = asyncio.Event()
+    ticks = 0
+
+    def tick(_: Fleet, now: float) -> list[Transition]:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 2:
+            seen.set()
+            return []
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(main, "_TICK_S", 0.01)
+    monkeypatch.setattr(Fleet, "tick", tick)
+    async with asyncio.timeout(10.0), serving(HERE, NOBODY) as running:
+        await seen.wait()
+        assert (await once(running.proxy_port, ask())).status == 502
+    assert capfd.readouterr().out.count("tick_crashed") == 1
 
 
 async def test_drain_said_twice_is_one_drain() -> None:
