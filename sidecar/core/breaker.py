@@ -39,7 +39,7 @@ from typing import Final, Literal
 import msgspec
 
 from sidecar.core.window import Window
-from sidecar.kernel.outcome import Result
+from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Adaptive, BreakerRule
 
 VERDICT_WAIT_S: Final = 1.0  # what a refused client waits while all probes are out: their verdict is due soon
@@ -205,12 +205,12 @@ class Roster:
         """How many more would have to be closed; positive after the floor rose or endpoints left."""
         return max(0, self.minimum - (self.size - len(self.not_closed)))
 
-    def may_open(self) -> bool:
-        """Whether one more may leave the closed state: enough stay, and can carry what it carried."""
-        closed = self.size - len(self.not_closed)
-        if self.panic or (self.minimum and self.load > self.load_most * (closed - 1)):
+    def may_open(self, *, carries: bool = True) -> bool:
+        """Whether one more may leave the closed state: enough stay, and can take over what it `carries`, if it does."""
+        left = self.size - len(self.not_closed) - 1
+        if self.panic or (carries and self.minimum and self.load > self.load_most * left):
             return False
-        return self.size - len(self.not_closed) - 1 >= self.minimum or self.minimum == 0
+        return left >= self.minimum or self.minimum == 0
 
 
 class Breaker:
@@ -482,14 +482,15 @@ class Breaker:
             evidence = f"{window.marked} of {window.total} failed in {window.span_s:g} s, the last: {why}"
         else:
             return None
-        if not self._may_open():
+        # Slow is better than none; where nobody listens nothing is carried that others would have to.
+        if not self._may_open(carries=why != Ending.CONNECT_FAILED):
             return None
         self._needed = 0
         self._open_s = self._open_max_s = self._ramp_s = 0.0
         return self._open(word, evidence, now)
 
-    def _may_open(self) -> bool:
-        if self._roster is None or self._roster.may_open():
+    def _may_open(self, *, carries: bool = True) -> bool:
+        if self._roster is None or self._roster.may_open(carries=carries):
             return True
         self.held_closed += 1
         return False

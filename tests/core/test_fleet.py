@@ -654,3 +654,13 @@ def test_nobody_opens_whose_load_the_others_cannot_carry(floor: float, opens: bo
         service.roster.load = 80.0
         record(breaker, F, 0.0)
         assert breaker.state is State.OPEN
+
+
+def test_who_refuses_connections_opens_whatever_the_others_can_carry_but_not_past_the_floor() -> None:
+    _, service = fleet_of(service_of(2, msgspec.structs.replace(WATCHED, min_closed_ratio=0.34)))
+    service.roster.load, service.roster.load_most = 100.0, 30.0
+    dead, other = [node.breaker for node in service.nodes.values()]
+    for breaker in (dead, other):
+        for _ in range(RULE.consecutive):
+            breaker.record(permitted(breaker, 0.0), F, 0.0, Ending.CONNECT_FAILED)
+    assert dead.state is State.OPEN and other.state is State.CLOSED
