@@ -183,6 +183,10 @@ class Suspects:
         self._expire(now)
         return length in self._lengths
 
+    def suspected(self, mark: bytes) -> bool:
+        """Whether a node died with this prompt on it, and nobody answered it well since."""
+        return mark in self._table
+
     def mark(self, model: str, prompt: bytes) -> bytes:
         """The fingerprint of a prompt: the same for the same bytes and model, in this process."""
         digest = blake2b(model.encode("utf-8", "surrogatepass"), key=self._key, digest_size=PRINT_BYTES)

@@ -282,7 +282,7 @@ class Exchange:
                 if isinstance(choice, Unavailable):
                     self._give_up(choice, now)
                     return True
-            if choice.permit.probe and service.copies and call is not None and may_copy(self._request, call):
+            if choice.permit.probe and service.copies and call is not None and self._may_copy(call):
                 choice = self._spare(service, session, version, choice, call, now)
             attempt = self._try(service, choice)
             if attempt.ending is None:
@@ -313,6 +313,11 @@ class Exchange:
         if ending in _STILL_DEAF:
             self._deaf.append(key)
         return False
+
+    def _may_copy(self, call: Call) -> bool:
+        """Whether a copy may be the probe. Not of a prompt that a node died of: that would be two more at once."""
+        home = self._service
+        return may_copy(self._request, call) and (home is None or not home.suspects.suspected(self._mark))
 
     def _spare(
         self,

@@ -1,11 +1,12 @@
 """A copy on its way, between fakes: when it is sent, how it is judged, and that nothing of it stays."""
 
+import msgspec
 import pytest
 
 from sidecar.core.breaker import State
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending, Result
-from sidecar.policy.schema import Adaptive, Breakers, Endpoint, Seconds
+from sidecar.policy.schema import Adaptive, Breakers, Endpoint, Poison, RequestBreaker, Seconds
 from sidecar.proxy.ports import Sink
 from sidecar.proxy.probe import COPIED, COPIED_BYTES, PROBE_S, may_copy
 from sidecar.proxy.request import Request
@@ -240,6 +241,25 @@ def test_copy_that_could_not_be_sent_gives_back_what_was_lent(monkeypatch: pytes
     bench.begin()
     assert [str(each) for each in bench.crashes] == ["a bug"]
     assert sick(bench) is State.HALF_OPEN and not bench.held()
+
+
+def test_prompt_that_an_endpoint_died_of_is_not_copied() -> None:
+    poison = RequestBreaker(mode="off", poison=Poison())
+    bench = Bench(service(3, breakers=msgspec.structs.replace(breaker(), request=poison)))
+    bench.begin()
+    bench.link.lost()
+    bench.clock.advance(OPEN_S)
+    links = len(bench.connector.links)
+    bench.begin()
+    assert len(bench.connector.links) == links + 1, "the request itself is the probe"
+    bench.link.lost()
+    bench.clock.advance(2 * OPEN_S)
+    links = len(bench.connector.links)
+    bench.begin(request_of(request(b"/v1/completions", method=b"POST", body=b'{"model":"m","prompt":"another"}')))
+    assert len(bench.connector.links) == links + 2
+    for link in bench.connector.links[links:]:
+        link.heads(head_of(200, JSON, len(COMPLETION))).says(COMPLETION).ends()
+    assert sick(bench) is State.CLOSED and not bench.held()
 
 
 def test_shadow_sends_no_copies() -> None:
