@@ -19,7 +19,7 @@ strong. (Page 1954; Lorden 1971 for its optimality.)
 3. What a first token adds to `location` is bounded on both sides, so that no single answer opens or excuses anything.
 4. Nothing is judged until `min_samples` answers ended: the breaker's fixed rules serve meanwhile, and always beside.
 5. Guards, each there because a run failed without it: overload, capacity and panic (`normal`). Where most of the
-   evidence is slowness it must have lasted for `SPAN_S`, too: a hiccup delays many answers and is one event.
+   evidence is slowness it must have lasted for `SPAN_S` (`normal`), too: a hiccup delays many answers and is one event.
 6. One session charges an endpoint with at most `SESSION_CHARGES` bad answers in `SESSION_S`: a poisoned session must
    not take endpoint after endpoint.
 7. A detector belongs to one generation of its breaker: evidence of an older one is dropped, and the first of a new one
@@ -45,8 +45,9 @@ MAX_LINES: Final = 64  # models and versions with a line of their own; clients m
 MAX_ACTIVE: Final = 512  # endpoints looked at each second; of more, the others' turn comes with the next
 MOST_LEFT: Final = 1.5  # one answer's part in an offset
 TRIAL_BAD: Final = 6.0  # the location statistic of the probes, from which they speak against the endpoint
-SPAN_S: Final = 1.0
+ZONE: Final = 1 / 3  # of the others: where more than a zone of them slows down at once, it is the load
 FEWEST_LOCATED: Final = 3  # endpoints: of two that differ a little, either may be the one that is as it should be
+SUSPECTED: Final = 0.25  # of the location statistic's trip, from which an endpoint teaches the line nothing
 LEAST_SLOW: Final = 0.6  # ln: what is less than about twice as slow has other reasons than a fault, and harms nobody
 MOST_COUNTED: Final = 64  # bad answers, before older ones count for less in what the evidence is made of
 MOST_ASKED: Final = 64  # endpoints, about how slow they are, before one of them opens for slowness
@@ -61,7 +62,6 @@ LOCATION_PROOFS: Final = 5
 LATE: Final = "late"
 SILENT: Final = "silent"
 ERROR: Final = "error"
-POOLED: Final = "pooled"
 LOCATION: Final = "location"
 _CLOSED: Final = State.CLOSED
 _SUCCESS: Final = Result.SUCCESS
@@ -80,13 +80,17 @@ class Trip(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct, frozen=True):
     """What one sidecar saw of one endpoint since it last said so; sums, so that they may be added in any order.
 
-    `location` is the sum of the location statistic's steps. `generation` is that of the sender's breaker.
+    `slow` were late or fell silent. `location` is the sum of the location statistic's steps, over `timed` first tokens
+    that left `left` (ln of seconds, summed) unexplained.
     """
 
     endpoint: EndpointKey
     good: int
-    bad: int
+    errors: int
+    slow: int
     location: float
+    timed: int
+    left: float
 
 
 class Detection:
@@ -200,8 +204,9 @@ class Detection:
             return None
         if not detector.active:
             self._activate(detector)
-        if len(line.pending) < line.per_tick and not self.normal.strange:
-            line.pending.append(Sample(took, expectation.size_bytes, expectation.load, detector.offset))
+        suspected = detector.location >= SUSPECTED * self.rule.location_trip
+        if len(line.pending) < line.per_tick and not self.normal.strange and not suspected:
+            line.pending.append(Sample(took, expectation.size_bytes, expectation.load, detector.offset, breaker))
         bounded = left
         if bounded > MOST_LEFT:
             bounded = MOST_LEFT
@@ -297,17 +302,9 @@ class Detection:
         """What was seen since the last call, of every endpoint of which something was."""
         said: list[Counts] = []
         for detector in self.active:
-            if detector.shared_good or detector.shared_bad or detector.shared_location != 0.0:
-                said.append(
-                    Counts(
-                        EndpointKey(detector.breaker.key),
-                        detector.shared_good,
-                        detector.shared_bad,
-                        detector.shared_location,
-                    )
-                )
-                detector.shared_good = detector.shared_bad = 0
-                detector.shared_location = 0.0
+            counts = detector.take_counts()
+            if counts is not None:
+                said.append(Counts(EndpointKey(detector.breaker.key), *counts))
         return said
 
     def absorb(self, detector: Detector, counts: Counts, now: float) -> Trip | None:
@@ -317,24 +314,24 @@ class Detection:
         detector.begin(self.threshold)
         if not detector.active:
             self._activate(detector)
-        detector.recent_n += counts.good + counts.bad
-        detector.recent_bad += counts.bad
-        detector.panic_n += counts.good + counts.bad
-        detector.panic_bad += counts.bad
-        self.results += counts.good + counts.bad
+        bad = counts.errors + counts.slow
+        detector.recent_n += counts.good + bad
+        detector.recent_bad += bad
+        detector.panic_n += counts.good + bad
+        detector.panic_bad += bad
+        self.results += counts.good + bad
         detector.fast = max(0.0, detector.fast + counts.good * self.normal.good_fast)
         detector.gray = max(0.0, detector.gray + counts.good * self.normal.good_gray)
         if detector.gray > 0.0:
             detector.n += counts.good
         trip: Trip | None = None
-        if self._location and counts.location != 0.0 and not self.normal.overload:
-            if detector.location == 0.0:
-                detector.location_at = now
-            detector.location = min(2.0 * self.rule.location_trip, max(0.0, detector.location + counts.location))
-            if detector.location >= self.rule.location_trip:
-                trip = self._located(detector, now)
-        for _ in range(min(counts.bad, REMEMBERED)):
-            trip = trip or self._counted_bad(detector, POOLED, None, now)
+        if self._location and counts.timed and not self.normal.overload:
+            most = MOST_LEFT * counts.timed
+            left = counts.left if -most <= counts.left <= most else most
+            trip = self._add_location(detector, counts.location, counts.timed, left, now)
+        for word, count in ((ERROR, counts.errors), (LATE, 0 if self.normal.overload else counts.slow)):
+            for _ in range(min(count, REMEMBERED)):
+                trip = trip or self._counted_bad(detector, word, None, now, pooled=True)
         return trip
 
     # Once a second.
@@ -383,17 +380,24 @@ class Detection:
         detector.panic_bad += 1.0
         if detector.charged(session, now):
             return None
-        detector.shared_bad += 1
+        if word == ERROR:
+            detector.shared_errors += 1
+        else:
+            detector.shared_slow += 1
         return self._counted_bad(detector, word, session, now)
 
-    def _counted_bad(self, detector: Detector, word: str, session: SessionId | None, now: float) -> Trip | None:
+    def _counted_bad(
+        self, detector: Detector, word: str, session: SessionId | None, now: float, pooled: bool = False
+    ) -> Trip | None:
         if detector.gray == 0.0:
             detector.since = now
-            detector.n = detector.bad = detector.errors = detector.late = detector.gaps = 0
+            detector.n = detector.bad = detector.errors = detector.late = detector.gaps = detector.pooled = 0
         elif not detector.bad:
             detector.since = now  # after a head start
         detector.n += 1
         detector.bad += 1
+        if pooled:
+            detector.pooled += 1
         if word == ERROR:
             detector.errors += 1
         elif word == LATE:
@@ -412,7 +416,7 @@ class Detection:
             return None
         if not self.ready or detector.in_a_minute(now) < self.rule.min_bad:
             return None
-        if detector.slow and (self.normal.overload or now - detector.since < SPAN_S or self.size < 2):
+        if detector.slow and (self.normal.overload or now - detector.since < self.normal.span_s or self.size < 2):
             return None
         if detector.slow and not self._apart(detector, LN2, now):
             return None
@@ -427,13 +431,19 @@ class Detection:
             return False
         common = self.normal.common
         others: list[float] = []
+        asked = slowing = 0
         for other in self.active:
             if other is not detector and other.breaker.state is _CLOSED:
+                asked += 1
+                if other.location >= 0.5 * self.rule.location_trip:
+                    slowing += 1
                 mean = other.left
                 if mean is not None:
                     others.append(mean)
-            if len(others) >= MOST_ASKED:
+            if asked >= MOST_ASKED:
                 break
+        if slowing > max(1.0, ZONE * asked):
+            return False
         if not others:
             return True
         others.sort()
@@ -453,8 +463,13 @@ class Detection:
             z = Z_LOW
         step = delta * (z - 0.5 * delta)
         detector.shared_location += step
+        detector.shared_timed += 1
+        detector.shared_left += left
+        return self._add_location(detector, step, 1, left, now)
+
+    def _add_location(self, detector: Detector, step: float, timed: int, left: float, now: float) -> Trip | None:
         location = detector.location + step
-        if location <= 0.0:
+        if not location > 0.0:
             detector.location = 0.0
             detector.location_n = 0
             detector.location_sum = 0.0
@@ -462,14 +477,12 @@ class Detection:
         if not detector.location_n:
             detector.location_at = now
         detector.location = min(location, 2.0 * self.rule.location_trip)
-        detector.location_n += 1
+        detector.location_n += timed
         detector.location_sum += left
-        if location < self.rule.location_trip:
-            return None
-        return self._located(detector, now)
+        return self._located(detector, now) if location >= self.rule.location_trip else None
 
     def _located(self, detector: Detector, now: float) -> Trip | None:
-        if not self.ready or now - detector.location_at < SPAN_S or self.size < FEWEST_LOCATED:
+        if not self.ready or now - detector.location_at < self.normal.span_s or self.size < FEWEST_LOCATED:
             return None
         count = max(1, detector.location_n)
         left = detector.location_sum / count
@@ -492,7 +505,7 @@ class Detection:
                 (detector.errors, "failed"),
                 (detector.late, "late"),
                 (detector.gaps, "silent"),
-                (bad - detector.errors - detector.late - detector.gaps, "seen by other sidecars"),
+                (detector.pooled, "of them seen by other sidecars"),
             )
             if count > 0
         ]

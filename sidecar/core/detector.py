@@ -56,11 +56,15 @@ class Detector:
         "offset",
         "panic_bad",
         "panic_n",
+        "pooled",
         "recent_bad",
         "recent_n",
-        "shared_bad",
+        "shared_errors",
         "shared_good",
+        "shared_left",
         "shared_location",
+        "shared_slow",
+        "shared_timed",
         "since",
         "ticks",
         "trial",
@@ -91,8 +95,11 @@ class Detector:
         self.common_sum = 0.0
         self.tripped = ""
         self.shared_good = 0
-        self.shared_bad = 0
+        self.shared_errors = 0
+        self.shared_slow = 0
         self.shared_location = 0.0
+        self.shared_timed = 0
+        self.shared_left = 0.0
         self._generation = breaker.generation
         self.bad_at: deque[float] = deque(maxlen=REMEMBERED)
         self.bad_by: deque[SessionId | None] = deque(maxlen=REMEMBERED)
@@ -107,6 +114,7 @@ class Detector:
         self.errors = 0
         self.late = 0
         self.gaps = 0
+        self.pooled = 0
         self.since = 0.0
         self.location_n = 0
         self.location_sum = 0.0
@@ -127,6 +135,22 @@ class Detector:
             self.fast = self.gray = HEAD_START * threshold
             self.tripped = ""
 
+    def take_counts(self) -> tuple[int, int, int, float, int, float] | None:
+        """What is to be told to other sidecars and was not yet; None: nothing."""
+        if not (self.shared_good or self.shared_errors or self.shared_slow or self.shared_timed):
+            return None
+        counts = (
+            self.shared_good,
+            self.shared_errors,
+            self.shared_slow,
+            self.shared_location,
+            self.shared_timed,
+            self.shared_left,
+        )
+        self.shared_good = self.shared_errors = self.shared_slow = self.shared_timed = 0
+        self.shared_location = self.shared_left = 0.0
+        return counts
+
     @property
     def slow(self) -> bool:
         """Whether what speaks against it is slowness more than failures."""
@@ -144,6 +168,7 @@ class Detector:
         self.errors //= 2
         self.late //= 2
         self.gaps //= 2
+        self.pooled //= 2
         self.bad //= 2
         self.n //= 2
 

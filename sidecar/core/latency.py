@@ -5,7 +5,8 @@ slowness as its nature. Least squares over five terms, because prompt and load e
 and what they explain is no evidence (docs/breaker.md has the formula and where it comes from).
 
 1. `sample` only appends; all arithmetic of learning is in `learn`, once a second and off the request's path. At most
-   `FIRST_PER_S`, later `LATER_PER_S`, samples are kept of a second: a line needs no more.
+   `FIRST_PER_S`, later `LATER_PER_S`, samples are kept of a second: a line needs no more. They wait a second before
+   they are learnt from: those of an endpoint that has opened by then, and may have been at fault, are dropped.
 2. Samples are answers that came. What a deadline cut was longer than the deadline, nobody knows by how much, and never
    enters; so the line is a little low, which the threshold's own learning makes up for.
 3. The line is kept as sums that are forgotten slowly and solved anew each second, and not as a recursive inverse: sums
@@ -19,6 +20,7 @@ from collections import deque
 from math import exp, isfinite, log, sqrt
 from typing import Final
 
+from sidecar.core.breaker import Breaker, State
 from sidecar.policy.schema import Adaptive
 
 TERMS: Final = 5
@@ -40,6 +42,8 @@ BYTES_PER_TOKEN: Final = 4.0
 LEAST_S: Final = 1e-4  # no engine answers faster; ln must not see 0
 MOST_S: Final = 3600.0
 
+_CLOSED: Final = State.CLOSED
+
 
 class Line:
     """The line of one model and version. Latencies in seconds, their logarithms natural; sizes in bytes."""
@@ -58,6 +62,7 @@ class Line:
         "_w2",
         "_w3",
         "_w4",
+        "_waiting",
         "learnt",
         "pending",
         "per_tick",
@@ -75,6 +80,7 @@ class Line:
         self._block_at = now
         self._tails: deque[float] = deque(maxlen=BLOCKS)
         self._usual_gap_s = 0.0
+        self._waiting: list[Sample] = []
         self.learnt = 0
         self.per_tick = FIRST_PER_S
         self.pending: list[Sample] = []
@@ -107,12 +113,14 @@ class Line:
 
     def learn(self, now: float) -> None:
         """Takes in what was sampled since the last time."""
-        pending = self.pending
+        pending = self._waiting
+        self._waiting = self.pending
+        self.pending = []
         if pending:
-            self.pending = []
             self.per_tick = FIRST_PER_S if self.learnt < FIRST_SAMPLES else LATER_PER_S
             for sample in pending:
-                self._take(sample)
+                if sample.breaker.state is _CLOSED:
+                    self._take(sample)
             self._solve()
         block = self._block
         count = len(block)
@@ -216,11 +224,12 @@ class Line:
 
 
 class Sample:
-    """One first token: ln of the seconds it `took`, what explains it, and its endpoint's known offset."""
+    """One first token: ln of the seconds it `took`, what explains it, its endpoint's known offset and its breaker."""
 
-    __slots__ = ("in_flight", "offset", "size_bytes", "took")
+    __slots__ = ("breaker", "in_flight", "offset", "size_bytes", "took")
 
-    def __init__(self, took: float, size_bytes: float, in_flight: float, offset: float) -> None:
+    def __init__(self, took: float, size_bytes: float, in_flight: float, offset: float, breaker: Breaker) -> None:
+        self.breaker = breaker
         self.took = took
         self.size_bytes = size_bytes
         self.in_flight = in_flight

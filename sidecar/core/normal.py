@@ -31,7 +31,7 @@ MOST_OFFSET: Final = 1.5  # ln: fleets of mixed hardware differ by a factor of f
 MOST_COMMON: Final = 1.1  # ln 3
 OVERLOAD_TIMES: Final = 1.4
 CAPACITY_TIMES: Final = 3.0  # the load that was ever seen to work: to be tried, engines slow down long before they stop
-STRAIN: Final = 0.7  # ln: twice as slow as prompt and load explain
+STRAIN: Final = 0.6  # ln: twice as slow as prompt and load explain
 STRAINED_S: Final = 5.0  # for which those in use must have been too slow before one more is taken back
 STRAIN_TAUGHT: Final = 0.8  # of the load that strained: what one can carry, until it is forgotten
 OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
@@ -39,6 +39,10 @@ OVERLOAD_S: Final = 15.0
 BACKLOG_S: Final = 45.0  # for which who had too much when all had may take to have worked it off
 OVERLOAD_LEARNT_S: Final = 300.0
 OVERLOAD_RATIO: Final = 0.1
+SPAN_S: Final = 1.0  # for which slowness must have lasted: a hiccup delays many answers and is one event
+RISING_SPAN_S: Final = 3.0  # the same while the load rises past what was seen: queues begin at one before the others
+RISING_TIMES: Final = 1.2
+RISING_SLACK: Final = 2.0
 COMMON_RATIO: Final = 0.05
 PANIC_RATIO: Final = 0.5
 CALM_RATIO: Final = 0.2
@@ -76,6 +80,7 @@ class Normal:
         "overload",
         "panic",
         "slowness",
+        "span_s",
         "strained_s",
         "strange",
     )
@@ -92,6 +97,7 @@ class Normal:
         self.load_most = inf
         self.slowness = 0.0
         self.strange = False
+        self.span_s = SPAN_S
         self._failing = 0.0
         self.closed_load = 0.0
         self.strained_s = 0.0
@@ -228,12 +234,15 @@ class Normal:
         self._failing = ratios[int(QUANTILE * (count - 1))]
         if self._rule.guards and ready and count >= 2:
             # What we keep from those that are open the others carry: that is no overload that came from outside.
-            if (known and self._load > seen * (count + opened) / count) or self._failing > OVERLOAD_RATIO:
+            much = known and self._load > seen * (count + opened) / count
+            if much or self._failing > OVERLOAD_RATIO or (known and self.slowness > STRAIN):
                 self._overload_until = now + OVERLOAD_S
             # Where nothing gets through it is no mere overload, and what fails shall open if there is a fallback.
             self.overload = now < self._overload_until and self._failing < PANIC_RATIO
         else:
             self.overload = False
+        rising = known and load > RISING_TIMES * self._load_max + RISING_SLACK
+        self.span_s = RISING_SPAN_S if rising else SPAN_S
         self.strange = self.overload or (known and self._load > seen)
         if self._load <= self._load_max:
             self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / (6.0 * LONG_S))

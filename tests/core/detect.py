@@ -9,7 +9,7 @@ from sidecar.core.breaker import Permit, State, Transition
 from sidecar.core.detection import Counts, Detection
 from sidecar.core.detector import Detector, Expectation
 from sidecar.core.pool import Node
-from sidecar.kernel.ids import SessionId
+from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending
 from sidecar.policy.schema import Adaptive, NodeBreaker, Seconds
 from tests.core.build import fleet_of, service_of
@@ -189,6 +189,12 @@ class Pods:
 def only(faulty: int, answer: Answer) -> Callable[[int], Answer]:
     """One endpoint answers so, the others well."""
     return lambda pod: answer if pod == faulty else WELL
+
+
+def seen(key: EndpointKey, good: int, errors: int, location: float) -> Counts:
+    """What another sidecar saw: so many answers, and first tokens that all together moved the location statistic so."""
+    timed = 0 if location == 0.0 else 10
+    return Counts(key, good, errors, 0, location, timed, 1.1 * timed)
 
 
 def absorb(pods: Pods, counts: Counts, pod: int = 0) -> None:

@@ -15,18 +15,16 @@ from sidecar.core.breaker import Permit, State
 from sidecar.core.detection import (
     MAX_LINES,
     MOST_PROOFS,
-    SPAN_S,
-    Counts,
     Detection,
 )
 from sidecar.core.detector import REMEMBERED, SESSION_CHARGES, SESSION_S, Detector, Expectation
 from sidecar.core.latency import BLOCK_SAMPLES, FIRST_PER_S, seconds_of
-from sidecar.core.normal import MOST_BACKGROUND, MOST_COMMON, MOST_OFFSET
+from sidecar.core.normal import MOST_BACKGROUND, MOST_COMMON, MOST_OFFSET, SPAN_S
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Adaptive
 from tests.core.build import snapshot_of
-from tests.core.detect import RATE, WELL, Answer, Pods, absorb, only, usual_s
+from tests.core.detect import RATE, WELL, Answer, Pods, absorb, only, seen, usual_s
 
 CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
 ODD = [nan, inf, -inf, 0.0, -1.0, 1e-9, 1e9, 1e308]
@@ -504,8 +502,8 @@ def test_what_others_saw_adds_up_to_what_one_would_have_seen() -> None:
         whole.fail(0)
     for _ in range(30):
         whole.serve(0)
-    absorb(pods, Counts(EndpointKey(pods.nodes[0].key), 0, 2, 0.0))
-    absorb(pods, Counts(EndpointKey(pods.nodes[0].key), 30, 0, 0.0))
+    absorb(pods, seen(EndpointKey(pods.nodes[0].key), 0, 2, 0.0))
+    absorb(pods, seen(EndpointKey(pods.nodes[0].key), 30, 0, 0.0))
     mine, theirs = pods.detector(), whole.detector()
     for name in ("fast", "gray", "bad", "recent_n", "recent_bad", "panic_n", "panic_bad"):
         assert getattr(mine, name) == pytest.approx(getattr(theirs, name), abs=1e-9), name
@@ -514,7 +512,7 @@ def test_what_others_saw_adds_up_to_what_one_would_have_seen() -> None:
 @pytest.mark.parametrize("location", [inf, 1e308, 1e3, -inf, nan])
 def test_what_others_say_is_bounded(location: float) -> None:
     pods = Pods(3).learnt()
-    absorb(pods, Counts(EndpointKey(pods.nodes[0].key), 0, 0, location))
+    absorb(pods, seen(EndpointKey(pods.nodes[0].key), 0, 0, location))
     assert 0.0 <= pods.detector().location <= 2.0 * pods.detection.rule.location_trip
     pods.seconds(20)
     assert pods.state() is CLOSED and len(pods.opened()) <= 1
@@ -528,7 +526,7 @@ def test_what_is_shared_is_shared_once_and_is_all_of_it() -> None:
     pods.fail(0)
     pods.fail(0, session="s")
     [counts] = pods.detection.share()
-    assert (counts.endpoint, counts.good, counts.bad) == (pods.nodes[0].key, 5, 2)
+    assert (counts.endpoint, counts.good, counts.errors + counts.slow) == (pods.nodes[0].key, 5, 2)
     assert isfinite(counts.location)
     assert pods.detection.share() == []
 
@@ -539,13 +537,13 @@ def test_what_one_session_did_is_not_shared() -> None:
     for _ in range(20):
         pods.fail(0, session="s")
     [counts] = pods.detection.share()
-    assert counts.bad == SESSION_CHARGES
+    assert counts.errors + counts.slow == SESSION_CHARGES
 
 
 def test_an_open_endpoint_takes_nothing_in() -> None:
     pods = opened(FAILS)
     before = _numbers(pods.detector())
-    absorb(pods, Counts(EndpointKey(pods.nodes[0].key), 100, 100, 100.0))
+    absorb(pods, seen(EndpointKey(pods.nodes[0].key), 100, 100, 100.0))
     assert _numbers(pods.detector()) == before
 
 
@@ -829,13 +827,13 @@ class Histories(RuleBasedStateMachine):
     def absorb(self, data: st.DataObject, good: int, bad: int, location: float) -> None:
         pod = data.draw(st.integers(0, len(self.pods.nodes) - 1))
         self.count_bad(pod, bad)
-        absorb(self.pods, Counts(EndpointKey(self.pods.nodes[pod].key), good, bad, location), pod)
+        absorb(self.pods, seen(EndpointKey(self.pods.nodes[pod].key), good, bad, location), pod)
         self.judge(pod)
 
     @rule()
     def share(self) -> None:
         for counts in self.pods.detection.share():
-            assert counts.good >= 0 and counts.bad >= 0 and isfinite(counts.location)
+            assert counts.good >= 0 and counts.errors + counts.slow >= 0 and isfinite(counts.location)
 
     @rule(seconds=st.one_of(st.floats(0, 5), st.sampled_from([3600.0, 86_400.0])))
     def later(self, seconds: float) -> None:
@@ -942,3 +940,13 @@ def test_all_slower_alike_is_nobodys_fault() -> None:
     pods = Pods(6).learnt()
     pods.seconds(60, lambda pod: Answer(slower=2.0))
     assert not pods.opened(), [move.evidence for move in pods.opened()]
+
+
+def test_what_a_fault_took_before_its_trip_teaches_nothing() -> None:
+    pods = Pods(4).learnt()
+    line = pods.detector(0).line
+    assert line is not None
+    before = line.tau
+    pods.seconds(120, only(0, Answer(slower=6.0)))
+    assert pods.opened()
+    assert line.tau <= before + 0.2

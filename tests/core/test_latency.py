@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.core.breaker import Breaker, Scope
 from sidecar.core.latency import (
     BLOCK_S,
     BLOCK_SAMPLES,
@@ -21,9 +22,10 @@ from sidecar.core.latency import (
     log_s,
     seconds_of,
 )
-from sidecar.policy.schema import Adaptive, Seconds
+from sidecar.policy.schema import Adaptive, NodeBreaker, Seconds
 
 RULE = Adaptive()
+CLOSED = Breaker(Scope.NODE, "e1:80", "s", NodeBreaker(), 0.0, lease_s=60.0)
 ODD = [nan, inf, -inf, 0.0, -1.0, -1e308, 1e-320, 1e308]
 
 
@@ -42,7 +44,7 @@ def taught(
         for _ in range(min(per_s, line.per_tick)):
             size, load = int(2000 * exp(chance.gauss(0.0, 1.0))), float(chance.randrange(0, 20))
             took = log(world_s(min(size, MOST_BYTES), load)) + noise * chance.gauss(0.0, 1.0)
-            line.pending.append(Sample(took, size, load, 0.0))
+            line.pending.append(Sample(took, size, load, 0.0, CLOSED))
         line.learn(float(second + 1))
     return line
 
@@ -63,7 +65,7 @@ def test_the_spread_is_that_of_the_noise() -> None:
 def test_what_nobody_varied_is_worth_nothing() -> None:
     line = Line(RULE, 0.0)
     for second in range(100):
-        line.pending.extend(Sample(log(0.3), 2000, 3.0, 0.0) for _ in range(line.per_tick))
+        line.pending.extend(Sample(log(0.3), 2000, 3.0, 0.0, CLOSED) for _ in range(line.per_tick))
         line.learn(float(second))
     for size, load in ((2000, 3), (2000, 12), (4000, 3)):
         assert line.expected(size, load) == pytest.approx(log(0.3), abs=0.4)
@@ -79,8 +81,9 @@ def test_ready_once_enough_was_learnt() -> None:
     line = Line(rule, 0.0)
     for number in range(100):
         assert not line.ready
-        line.pending.append(Sample(log(0.2), 2000, 1.0, 0.0))
+        line.pending.append(Sample(log(0.2), 2000, 1.0, 0.0, CLOSED))
         line.learn(number / 10)
+    line.learn(11.0)
     assert line.ready
 
 
@@ -96,7 +99,7 @@ def test_the_faults_of_a_few_do_not_become_the_line(slower: float) -> None:
     for second in range(60):
         for number in range(line.per_tick):
             took = log(world_s(2000, 5)) + (log(slower) if number % 10 == 0 else 0.0)
-            line.pending.append(Sample(took, 2000, 5.0, 0.0))
+            line.pending.append(Sample(took, 2000, 5.0, 0.0, CLOSED))
         line.learn(200.0 + second)
     assert line.expected(2000, 5) == pytest.approx(before, abs=0.1)
 
@@ -105,7 +108,7 @@ def test_an_endpoints_known_offset_is_not_learnt_again() -> None:
     line = taught()
     before = line.expected(2000, 5)
     for second in range(60):
-        line.pending.extend(Sample(log(world_s(2000, 5)) + 0.5, 2000, 5.0, 0.5) for _ in range(line.per_tick))
+        line.pending.extend(Sample(log(world_s(2000, 5)) + 0.5, 2000, 5.0, 0.5, CLOSED) for _ in range(line.per_tick))
         line.learn(200.0 + second)
     assert line.expected(2000, 5) == pytest.approx(before, abs=0.05)
 
@@ -139,7 +142,7 @@ def test_tau_is_beyond_almost_all_that_is_normal() -> None:
 def test_before_the_first_block_tau_is_at_its_upper_bound() -> None:
     line = Line(RULE, 0.0)
     assert exp(line.tau) == pytest.approx(RULE.tau_max)
-    line.pending.extend(Sample(log(0.2), 2000, 1.0, 0.0) for _ in range(FIRST_PER_S))
+    line.pending.extend(Sample(log(0.2), 2000, 1.0, 0.0, CLOSED) for _ in range(FIRST_PER_S))
     line.learn(1.0)
     assert exp(line.tau) == pytest.approx(RULE.tau_max)
 
@@ -193,7 +196,7 @@ def test_nonsense_is_no_silence(gap_s: float) -> None:
 def test_memory_is_bounded_where_nothing_ever_ends_a_block() -> None:
     line = Line(RULE, 1e9)  # the clock went back: no block is ever old enough
     for second in range(200):
-        line.pending.extend(Sample(log(0.2), 2000, 1.0, 0.0) for _ in range(line.per_tick))
+        line.pending.extend(Sample(log(0.2), 2000, 1.0, 0.0, CLOSED) for _ in range(line.per_tick))
         line.learn(float(second))
         assert len(line._block) <= BLOCK_SAMPLES + FIRST_PER_S
         assert not line.pending
@@ -204,7 +207,7 @@ def test_a_block_of_few_samples_waits_for_more() -> None:
     line = taught(seconds=30)
     line.learn(1000.0)
     tails = len(line._tails)
-    line.pending.append(Sample(log(0.2), 2000, 1.0, 0.0))
+    line.pending.append(Sample(log(0.2), 2000, 1.0, 0.0, CLOSED))
     line.learn(1000.0 + 2 * BLOCK_S)
     assert len(line._tails) == tails
 
@@ -243,7 +246,7 @@ def test_no_sample_and_no_clock_makes_a_line_senseless(
     line = Line(rule, 0.0)
     for samples, now in rounds:
         for took_s, size, load, offset in samples:
-            line.pending.append(Sample(log_s(took_s), size, float(load), offset))
+            line.pending.append(Sample(log_s(took_s), size, float(load), offset, CLOSED))
             line.gap(took_s)
         line.learn(now)
         assert LEAST_SPREAD <= line.spread <= MOST_SPREAD
@@ -251,3 +254,16 @@ def test_no_sample_and_no_clock_makes_a_line_senseless(
         assert isfinite(line.late_gap_s) and line.late_gap_s >= 2.0
         for size, load in ((0, 0), (2000, 5), (MOST_BYTES, 200), (2**63, 10**6)):
             assert isfinite(line.expected(size, float(load)))
+
+
+def test_samples_of_an_endpoint_that_opened_since_teach_nothing() -> None:
+    line = taught()
+    line.learn(999.0)
+    opened = Breaker(Scope.NODE, "e2:80", "s", NodeBreaker(), 0.0, lease_s=60.0)
+    opened.force("open", 0.0, "ann")
+    learnt, expected = line.learnt, line.expected(2000, 5.0)
+    line.pending.extend(Sample(log(9.0), 2000, 5.0, 0.0, opened) for _ in range(line.per_tick))
+    line.learn(1000.0)
+    line.learn(1001.0)
+    assert line.learnt == learnt
+    assert line.expected(2000, 5.0) == pytest.approx(expected)
