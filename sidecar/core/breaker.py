@@ -160,7 +160,18 @@ class Roster:
     while it stands, and but for those `since` names when it moved on.
     """
 
-    __slots__ = ("_stirred", "load", "load_most", "minimum", "not_closed", "panic", "size", "stirs")
+    __slots__ = (
+        "_stirred",
+        "load",
+        "load_most",
+        "minimum",
+        "not_closed",
+        "panic",
+        "rate",
+        "rate_most",
+        "size",
+        "stirs",
+    )
 
     def __init__(self) -> None:
         self.not_closed: dict[str, Breaker] = {}
@@ -173,6 +184,9 @@ class Roster:
         self.load = 0.0
         self.load_most = inf
         """Requests in flight on those that are closed, and how many one of them can carry."""
+        self.rate = 0.0
+        self.rate_most = inf
+        """The same of answers a second."""
 
     def resize(self, size: int, min_closed_ratio: float) -> None:
         """Sets how many breakers there are and which share of them must stay closed; 0: none."""
@@ -184,6 +198,8 @@ class Roster:
         self.panic = False
         self.load = 0.0
         self.load_most = inf
+        self.rate = 0.0
+        self.rate_most = inf
 
     def stir(self, key: str) -> None:
         """Something of `key` changed: its breaker, or another thing that decides whether it may serve."""
@@ -208,7 +224,9 @@ class Roster:
     def may_open(self, *, carries: bool = True) -> bool:
         """Whether one more may leave the closed state: enough stay, and can take over what it `carries`, if it does."""
         left = self.size - len(self.not_closed) - 1
-        if self.panic or (carries and self.minimum and self.load > self.load_most * left):
+        if self.panic:
+            return False
+        if carries and self.minimum and (self.load > self.load_most * left or self.rate > self.rate_most * left):
             return False
         return left >= self.minimum or self.minimum == 0
 

@@ -109,6 +109,7 @@ class Detection:
         "_lines",
         "_location",
         "_ticked_at",
+        "_ticked_results",
         "active",
         "floor",
         "normal",
@@ -124,6 +125,7 @@ class Detection:
         self.normal = Normal(rule)
         self.results = 0
         self._ticked_at = now
+        self._ticked_results = 0
         self.size = 0
         self.floor = 0
         self.use(rule)
@@ -345,7 +347,10 @@ class Detection:
         active = self.active[:MAX_ACTIVE]
         rest = self.active[MAX_ACTIVE:]
         closed = [detector for detector in active if detector.breaker.state is _CLOSED]
-        began = self.normal.tick(active, closed, self.ready, opened, self.floor, now, elapsed_s)
+        began = self.normal.tick(
+            active, closed, self.ready, opened, self.floor, self.results - self._ticked_results, now, elapsed_s
+        )
+        self._ticked_results = self.results
         self.active = rest + [detector for detector in active if detector.active]
         return began
 
@@ -374,12 +379,12 @@ class Detection:
         return line
 
     def _bad(self, detector: Detector, word: str, session: SessionId | None, now: float) -> Trip | None:
+        if detector.charged(session, now):
+            return None
         detector.recent_n += 1.0
         detector.recent_bad += 1.0
         detector.panic_n += 1.0
         detector.panic_bad += 1.0
-        if detector.charged(session, now):
-            return None
         if word == ERROR:
             detector.shared_errors += 1
         else:
@@ -425,9 +430,9 @@ class Detection:
     def _apart(self, detector: Detector, left: float, now: float) -> bool:
         """Whether it is slow by itself, and slow enough to matter: at least twice as slow, and the others are not.
 
-        `common` tells of the others a second later, and that may be late. How slow it always is must be known, too.
+        `common` tells of the others a second later, and that may be late.
         """
-        if detector.ticks < OFFSET_TICKS or left < LEAST_SLOW or now < detector.backlog_until:
+        if left < LEAST_SLOW or now < detector.backlog_until:
             return False
         common = self.normal.common
         others: list[float] = []
@@ -483,6 +488,8 @@ class Detection:
 
     def _located(self, detector: Detector, now: float) -> Trip | None:
         if not self.ready or now - detector.location_at < self.normal.span_s or self.size < FEWEST_LOCATED:
+            return None
+        if detector.ticks < OFFSET_TICKS:  # how slow it always is, is not known yet
             return None
         count = max(1, detector.location_n)
         left = detector.location_sum / count

@@ -15,6 +15,8 @@ REMEMBERED: Final = 16  # bad answers of an endpoint, for who was charged and ho
 MINUTE_S: Final = 60.0
 SESSION_CHARGES: Final = 2
 SESSION_S: Final = 30.0
+FEWEST_FAILING: Final = 5.0  # answers
+FAILING: Final = 0.25
 FEWEST_LEFT: Final = 3
 NEWCOMER_OFFSET: Final = 0.5  # ln: how much slower an endpoint may be at first that came later: it may be cold
 HEAD_START: Final = 0.3  # of the threshold, after a recovery
@@ -150,6 +152,11 @@ class Detector:
         self.shared_good = self.shared_errors = self.shared_slow = self.shared_timed = 0
         self.shared_location = self.shared_left = 0.0
         return counts
+
+    @property
+    def failing(self) -> bool:
+        """Whether so many of the last seconds' answers were bad, by whichever sessions, that it explains one more."""
+        return self.recent_n >= FEWEST_FAILING and self.recent_bad > FAILING * self.recent_n
 
     @property
     def slow(self) -> bool:

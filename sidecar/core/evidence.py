@@ -91,10 +91,17 @@ def ended(
     return None if trip is None else _trip(detection, node, trip, now)
 
 
-def session_result(service: ServiceState, result: Result) -> Result:
-    """What a request's result says of its session: nothing bad while much is bad everywhere."""
+def session_result(service: ServiceState, node: Node | None, result: Result) -> Result:
+    """What a request's result says of its session: nothing bad while much is bad everywhere, or its endpoint fails.
+
+    What the endpoint explains says nothing about the session; one that takes endpoints down itself is known by its
+    prompt, and by those that it failed on before they were.
+    """
     detection = service.detection
-    return _IGNORED if result is _FAILURE and detection is not None and detection.normal.excuses else result
+    if result is not _FAILURE or detection is None:
+        return result
+    explained = node is not None and (node.breaker.failing or (node.detector is not None and node.detector.failing))
+    return _IGNORED if explained or detection.normal.excuses else result
 
 
 def share(service: ServiceState) -> list[Counts]:

@@ -214,6 +214,8 @@ class ServiceState:
         roster.panic = normal.panic
         roster.load = normal.closed_load
         roster.load_most = normal.load_most
+        roster.rate = normal.rate
+        roster.rate_most = normal.rate_most
         if began:
             return [breaker.close_in_panic(now) for breaker in self._opened()]
         if normal.strained_s >= STRAINED_S and roster.minimum:

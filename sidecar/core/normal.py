@@ -6,8 +6,8 @@
 3. `overload`: the load is beyond what was ever seen to work, or many fail everywhere, and yet something gets through.
    Slowness is no evidence then, and nothing is learnt. It speaks by the load at the 40th percentile: neither one
    endpoint that hangs nor half of them change it.
-4. `load_most` is how many requests in flight one endpoint can carry: first guessed, then taught by strain: those in
-   use were twice too slow, or failed, while others were open. `strained_s`: for how long they have been.
+4. `load_most` is how many requests in flight one endpoint can carry at a guess, `rate_most` how many answers a second,
+   taught by strain: those in use were twice too slow, or failed, while others were open, for `strained_s` by now.
 5. `panic`: most answers of the healthier half fail. There is nowhere better to go; every breaker is to close.
 """
 
@@ -32,8 +32,8 @@ MOST_COMMON: Final = 1.1  # ln 3
 OVERLOAD_TIMES: Final = 1.4
 CAPACITY_TIMES: Final = 3.0  # the load that was ever seen to work: to be tried, engines slow down long before they stop
 STRAIN: Final = 0.6  # ln: twice as slow as prompt and load explain
-STRAINED_S: Final = 5.0  # for which those in use must have been too slow before one more is taken back
-STRAIN_TAUGHT: Final = 0.8  # of the load that strained: what one can carry, until it is forgotten
+STRAINED_S: Final = 3.0  # for which those in use must have been too slow before one more is taken back
+STRAIN_TAUGHT: Final = 0.9  # of what they ended while strained: what one can carry, until it is forgotten
 OVERLOAD_SLACK: Final = 4.0  # requests, for endpoints that are nearly idle
 OVERLOAD_S: Final = 15.0
 BACKLOG_S: Final = 45.0  # for which who had too much when all had may take to have worked it off
@@ -59,7 +59,6 @@ class Normal:
     """
 
     __slots__ = (
-        "_carried",
         "_failing",
         "_load",
         "_load_max",
@@ -79,6 +78,8 @@ class Normal:
         "load_most",
         "overload",
         "panic",
+        "rate",
+        "rate_most",
         "slowness",
         "span_s",
         "strained_s",
@@ -93,7 +94,8 @@ class Normal:
         self._long_bad = 0.0
         self._overload_until = -inf
         self.load_cap = inf
-        self._carried = inf
+        self.rate = 0.0
+        self.rate_most = inf
         self.load_most = inf
         self.slowness = 0.0
         self.strange = False
@@ -123,18 +125,19 @@ class Normal:
         ready: bool,
         opened: int,
         floor: int,
+        ended: int,
         now: float,
         elapsed_s: float,
     ) -> bool:
         """Weighs what `active` endpoints, `closed` of them, showed since the last time; True if panic began.
 
         `ready`: enough answers were counted. `opened`: how many breakers are open, `floor`: how many must stay closed;
-        0: panic has no use.
+        0: panic has no use. `ended`: how many answers.
         """
         self._learn_offsets(closed, ready, elapsed_s)
         half = _healthier_half(closed)
         self._weigh_background(half, len(closed), elapsed_s)
-        self._weigh_load(closed, ready, opened, now, elapsed_s)
+        self._weigh_load(closed, ready, opened, ended, now, elapsed_s)
         began = self._watch_for_panic(half, len(closed), floor)
         recent, common, panic = exp(-elapsed_s / RECENT_S), exp(-elapsed_s / COMMON_S), exp(-elapsed_s / PANIC_S)
         for detector in active:
@@ -214,7 +217,9 @@ class Normal:
         current = bad / n if n >= 5.0 and closed >= 2 else 0.0
         self._weigh(max(usual, current))
 
-    def _weigh_load(self, closed: list[Detector], ready: bool, opened: int, now: float, elapsed_s: float) -> None:
+    def _weigh_load(
+        self, closed: list[Detector], ready: bool, opened: int, ended: int, now: float, elapsed_s: float
+    ) -> None:
         if not closed:
             return
         loads = sorted([float(detector.in_flight) for detector in closed])
@@ -252,20 +257,24 @@ class Normal:
             # What lasts becomes normal, slowly.
             lasting_s = OVERLOAD_LEARNT_S if self.overload else LOAD_S
             self._load_max += (self._load - self._load_max) * min(1.0, elapsed_s / lasting_s)
-        self._weigh_capacity(sum(loads) / count, count, opened, elapsed_s)
+        self._weigh_capacity(sum(loads) / count, count, opened, ended, elapsed_s)
 
-    def _weigh_capacity(self, load: float, count: int, opened: int, elapsed_s: float) -> None:
-        """How much one endpoint can carry; `load` is what the `count` closed ones carry each."""
-        most = CAPACITY_TIMES * self._load_max + OVERLOAD_SLACK
+    def _weigh_capacity(self, load: float, count: int, opened: int, ended: int, elapsed_s: float) -> None:
+        """How much one endpoint can carry: the `count` closed ones carry `load` each, and `ended` so many."""
         self.closed_load = min(load, self.load_cap) * count
+        if elapsed_s > 0.0:
+            self.rate += min(1.0, elapsed_s / SMOOTH_S) * (ended / elapsed_s - self.rate)
         if opened and (self.slowness > STRAIN or self._failing > OVERLOAD_RATIO):
             self.strained_s += elapsed_s
             if self.strained_s >= STRAINED_S:
-                self._carried = min(self._carried, STRAIN_TAUGHT * load)
+                self.rate_most = min(self.rate_most, STRAIN_TAUGHT * self.rate / count)
         else:
             self.strained_s = 0.0
-            self._carried *= exp(elapsed_s / LONG_S)
-        self.load_most = min(most, self._carried) if self._rule.guards else inf
+            self.rate_most *= exp(elapsed_s / LONG_S)
+        if self._rule.guards:
+            self.load_most = CAPACITY_TIMES * self._load_max + OVERLOAD_SLACK
+        else:
+            self.load_most = self.rate_most = inf
 
     def _watch_for_panic(self, half: list[Detector], closed: int, floor: int) -> bool:
         n = sum([detector.panic_n for detector in half])

@@ -594,7 +594,10 @@ class Exchange:
             self._transition(request_breaker.record(request_permit, result, now, why))
         service, session_permit = self._service, self._session_permit
         if session_permit is not None and service is not None and session is not None:
-            result = evidence.session_result(service, verdict.session) if verdict is not None else _IGNORED
+            result = _IGNORED
+            if verdict is not None:
+                node = attempt.node if attempt is not None else None
+                result = evidence.session_result(service, node, verdict.session)
             self._transition(service.record_session(session, session_permit, result, now, why))
         pipeline.recorder.request(self._request_record(ending, now))
 

@@ -35,7 +35,7 @@ def test_without_a_detector_the_breaker_alone_hears() -> None:
         assert evidence.ended(service, node, permit, None, Ending.SERVER_ERROR, F, 0.0, 0.0) is None
     moved = evidence.ended(service, node, permit, None, Ending.SERVER_ERROR, F, 0.0, 0.0)
     assert moved is not None and (moved.new, moved.why) == (OPEN, "consecutive")
-    assert evidence.session_result(service, F) is F
+    assert evidence.session_result(service, None, F) is F
 
 
 def test_an_answer_without_a_first_token_is_timed_by_nobody_and_judged_all_the_same() -> None:
@@ -163,12 +163,12 @@ def test_in_overload_an_error_is_an_error() -> None:
 @pytest.mark.parametrize("why", ["overload", "panic", "background"])
 def test_while_much_is_bad_everywhere_no_session_is_to_blame(why: Literal["overload", "panic", "background"]) -> None:
     pods = Pods(3).learnt()
-    assert [evidence.session_result(pods.service, each) for each in (S, F, I, O)] == [S, F, I, O]
+    assert [evidence.session_result(pods.service, pods.nodes[0], each) for each in (S, F, I, O)] == [S, F, I, O]
     if why == "background":
         pods.detection.normal.background = 0.2
     else:
         setattr(pods.detection.normal, why, True)
-    assert [evidence.session_result(pods.service, each) for each in (S, F, I, O)] == [S, I, I, O]
+    assert [evidence.session_result(pods.service, pods.nodes[0], each) for each in (S, F, I, O)] == [S, I, I, O]
 
 
 # --- probes ---------------------------------------------------------------------------------------------------------
@@ -419,3 +419,22 @@ def test_a_floor_holds_against_hearsay_too() -> None:
     pods = Pods(3, floor=1.0).learnt()
     assert absorbed(pods, [seen(node.key, 0, 5, 0.0) for node in pods.nodes]) == []
     assert [pods.state(pod) for pod in range(3)] == [CLOSED] * 3
+
+
+def test_what_an_endpoint_explains_is_not_charged_to_a_session() -> None:
+    pods = Pods(4).learnt()
+    well, sick = pods.nodes[0], pods.nodes[1]
+    for number in range(30):
+        pods.serve(1) if number % 2 else pods.fail(1, session=f"s{number}")
+    assert evidence.session_result(pods.service, sick, F) is I
+    assert evidence.session_result(pods.service, well, F) is F
+    assert evidence.session_result(pods.service, None, F) is F
+
+
+def test_a_session_that_fails_everything_is_not_excused_by_what_it_did_itself() -> None:
+    pods = Pods(4).learnt()
+    for _ in range(10):
+        pods.fail(0, session="poisoned")
+        for _ in range(2):
+            pods.serve(0)
+    assert evidence.session_result(pods.service, pods.nodes[0], F) is F
