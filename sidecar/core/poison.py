@@ -56,7 +56,7 @@ TRIAL_S: Final = 15.0
 """How long after the last death or trial a condemned prompt may be tried, where nobody else is served. About as long
 as a node's breaker waits; an engine that died takes longer to come back."""
 
-KEPT_BYTES: Final = 16 * 1024
+KEPT_BYTES: Final = 4 * 1024
 """Bodies up to this size are kept while their streams flow, for an engine may die in mid-answer. Longer ones can be
 told only until their answer begins: ten thousand streams must not hold gigabytes."""
 
