@@ -47,6 +47,7 @@ MOST_LEFT: Final = 1.5  # one answer's part in an offset
 TRIAL_BAD: Final = 6.0  # the location statistic of the probes, from which they speak against the endpoint
 ZONE: Final = 1 / 3  # of the others: where more than a zone of them slows down at once, it is the load
 FEWEST_LOCATED: Final = 3  # endpoints: of two that differ a little, either may be the one that is as it should be
+LASTING_S: Final = 600.0
 SUSPECTED: Final = 0.25  # of the location statistic's trip, from which an endpoint teaches the line nothing
 LEAST_SLOW: Final = 0.6  # ln: what is less than about twice as slow has other reasons than a fault, and harms nobody
 MOST_COUNTED: Final = 64  # bad answers, before older ones count for less in what the evidence is made of
@@ -199,6 +200,8 @@ class Detection:
         late = line.ready and left > line.tau and took_s > self._late_min_s
         if breaker.state is not _CLOSED:
             if line.ready:
+                detector.trial_n += 1
+                detector.trial_left += min(MOST_LEFT, max(-MOST_LEFT, left))
                 spread = line.spread
                 delta = max(LEAST_DELTA, LN2 / spread)
                 detector.trial += delta * (min(Z_HIGH, max(Z_LOW, left / spread)) - 0.5 * delta)
@@ -280,13 +283,17 @@ class Detection:
             detector.n += 1
         return None
 
-    def verdict(self, expectation: "Expectation", result: Result) -> Result:
+    def lasting(self, detector: Detector, now: float) -> bool:
+        """Whether it has been open for so long that being slow is no longer a fault, but how it is."""
+        return now - detector.opened_at >= LASTING_S
+
+    def verdict(self, expectation: "Expectation", result: Result, now: float) -> Result:
         """What a probe proves that ended as `result`: a success that was late is none.
 
         One that is well only by itself proves nothing yet: how long the first tokens of all of them took must lean to
         well, too.
         """
-        if result is not _SUCCESS:
+        if result is not _SUCCESS or self.lasting(expectation.detector, now):
             return result
         if expectation.bad:
             return _FAILURE
@@ -374,9 +381,17 @@ class Detection:
         line = self._lines.get((model, version))
         if line is None:
             if len(self._lines) >= MAX_LINES:
-                return None
+                self._drop_line()
             line = self._lines[model, version] = Line(self.rule, now)
         return line
+
+    def _drop_line(self) -> None:
+        """Forgets the line that was taught longest ago."""
+        oldest = min(self._lines, key=lambda known: self._lines[known].taught_at)
+        line = self._lines.pop(oldest)
+        for detector in self.active:
+            if detector.line is line:
+                detector.line = None
 
     def _bad(self, detector: Detector, word: str, session: SessionId | None, now: float) -> Trip | None:
         if detector.charged(session, now):
@@ -495,7 +510,7 @@ class Detection:
         left = detector.location_sum / count
         if not self._apart(detector, max(left, detector.left or left), now):
             return None
-        detector.tripped = LOCATION
+        detector.trips(LOCATION, now)
         evidence = (
             f"first tokens took {exp(min(8.0, detector.location_sum / count)):.1f} times what was expected over the "
             f"last {count} answers in {max(0.0, now - detector.location_at):.1f} s; location {detector.location:.1f} "
@@ -504,7 +519,7 @@ class Detection:
         return Trip(LOCATION, evidence, LOCATION_PROOFS)
 
     def _tripped(self, detector: Detector, why: str, now: float) -> Trip:
-        detector.tripped = why
+        detector.trips(why, now)
         n, bad = max(1, detector.n), detector.bad
         parts = [
             f"{count} {word}"

@@ -17,6 +17,7 @@ SESSION_CHARGES: Final = 2
 SESSION_S: Final = 30.0
 FEWEST_FAILING: Final = 5.0  # answers
 FAILING: Final = 0.25
+MOST_OFFSET: Final = 1.5  # ln: fleets of mixed hardware differ by a factor of four
 FEWEST_LEFT: Final = 3
 NEWCOMER_OFFSET: Final = 0.5  # ln: how much slower an endpoint may be at first that came later: it may be cold
 HEAD_START: Final = 0.3  # of the threshold, after a recovery
@@ -56,6 +57,7 @@ class Detector:
         "most_offset",
         "n",
         "offset",
+        "opened_at",
         "panic_bad",
         "panic_n",
         "pooled",
@@ -70,6 +72,8 @@ class Detector:
         "since",
         "ticks",
         "trial",
+        "trial_left",
+        "trial_n",
         "tripped",
         "version",
     )
@@ -96,6 +100,7 @@ class Detector:
         self.common_n = 0.0
         self.common_sum = 0.0
         self.tripped = ""
+        self.opened_at = inf
         self.shared_good = 0
         self.shared_errors = 0
         self.shared_slow = 0
@@ -122,6 +127,8 @@ class Detector:
         self.location_sum = 0.0
         self.location_at = 0.0
         self.trial = 0.0
+        self.trial_n = 0
+        self.trial_left = 0.0
         self.bad_at.clear()
         self.bad_by.clear()
 
@@ -131,11 +138,15 @@ class Detector:
         if self._generation == breaker.generation:
             return
         self._generation = breaker.generation
+        if breaker.state is _CLOSED and breaker.why == "proved" and self.trial_n and self.trial > 0.0:
+            # It was taken back as slow as it is.
+            self.offset = min(MOST_OFFSET, self.offset + self.trial_left / self.trial_n)
         self._clear()
         self.recent_n = self.recent_bad = self.panic_n = self.panic_bad = self.common_n = self.common_sum = 0.0
         if breaker.state is _CLOSED and self.tripped:
             self.fast = self.gray = HEAD_START * threshold
             self.tripped = ""
+            self.opened_at = inf
 
     def take_counts(self) -> tuple[int, int, int, float, int, float] | None:
         """What is to be told to other sidecars and was not yet; None: nothing."""
@@ -185,6 +196,12 @@ class Detector:
         self.location_n = 0
         if self.slow:
             self.fast = self.gray = 0.0
+
+    def trips(self, why: str, now: float) -> None:
+        """Notes what opens it, and since when it has been open but for its probes."""
+        if not self.tripped:
+            self.opened_at = now
+        self.tripped = why
 
     def charged(self, session: SessionId | None, now: float) -> bool:
         """Whether `session` has charged this endpoint as often as one may."""

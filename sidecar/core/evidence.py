@@ -53,6 +53,8 @@ def late(service: ServiceState, node: Node, expectation: Expectation, silent: bo
     if detection is None:
         return None
     permit = expectation.permit
+    if permit.probe and detection.lasting(expectation.detector, now):
+        return None
     if permit.probe:
         expectation.bad = True
         return node.breaker.record(permit, _FAILURE, now, SILENT if silent else LATE)
@@ -77,7 +79,7 @@ def ended(
     if detection is None or expectation is None or expectation.detector is not node.detector:
         return node.breaker.record(permit, result, now, ending)
     if permit.probe:
-        proved = detection.verdict(expectation, result)
+        proved = detection.verdict(expectation, result, now)
         return node.breaker.record(permit, proved, now, ending if proved is result else LATE)
     waited = ending in DEADLINES
     excused = waited and result is _FAILURE and detection.normal.overload

@@ -68,6 +68,7 @@ class Line:
         "per_tick",
         "spread",
         "tau",
+        "taught_at",
     )
 
     def __init__(self, rule: Adaptive, now: float) -> None:
@@ -81,6 +82,7 @@ class Line:
         self._tails: deque[float] = deque(maxlen=BLOCKS)
         self._usual_gap_s = 0.0
         self._waiting: list[Sample] = []
+        self.taught_at = now
         self.learnt = 0
         self.per_tick = FIRST_PER_S
         self.pending: list[Sample] = []
@@ -113,6 +115,8 @@ class Line:
 
     def learn(self, now: float) -> None:
         """Takes in what was sampled since the last time."""
+        if self.pending:
+            self.taught_at = now
         pending = self._waiting
         self._waiting = self.pending
         self.pending = []

@@ -14,6 +14,7 @@
 from math import exp, inf, log
 from typing import Final
 
+from sidecar.core.detector import MOST_OFFSET as MOST_OFFSET
 from sidecar.core.detector import Detector
 from sidecar.policy.schema import Adaptive
 
@@ -27,7 +28,6 @@ COMMON_S: Final = 3.0
 PANIC_S: Final = 2.0
 OFFSET_S: Final = 300.0
 OFFSET_TICKS: Final = 20  # a new endpoint's first seconds count as a plain mean
-MOST_OFFSET: Final = 1.5  # ln: fleets of mixed hardware differ by a factor of four
 MOST_COMMON: Final = 1.1  # ln 3
 OVERLOAD_TIMES: Final = 1.4
 CAPACITY_TIMES: Final = 3.0  # the load that was ever seen to work: to be tried, engines slow down long before they stop

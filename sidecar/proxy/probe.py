@@ -124,7 +124,7 @@ class Probe:
             self._tell(evidence.first_token(self._service, attempt.node, expectation, took_s, attempt.first_token_at))
 
     def attempt_late(self, attempt: Attempt) -> None:
-        """It proves nothing good any more: what counts is known."""
+        """It proves nothing good any more, where lateness counts: what counts is known."""
         expectation = attempt.expectation
         attempt.node.late += 1
         try:
@@ -132,7 +132,8 @@ class Probe:
                 silent = attempt.first_token_at > 0.0
                 self._tell(evidence.late(self._service, attempt.node, expectation, silent, self._clock()))
         finally:
-            attempt.stop(Ending.LATE)
+            if expectation is None or expectation.bad:
+                attempt.stop(Ending.LATE)
 
     def attempt_done(self, attempt: Attempt) -> None:
         """Judge it."""

@@ -397,9 +397,9 @@ def test_after_slowness_probes_must_lean_to_well_together() -> None:
     permit, expectation = asked
     for trial, proved in ((-1.0, Result.SUCCESS), (1.0, Result.IGNORED), (100.0, Result.FAILURE)):
         detector.trial = trial
-        assert pods.detection.verdict(expectation, Result.SUCCESS) is proved
-        assert pods.detection.verdict(expectation, Result.FAILURE) is Result.FAILURE
-        assert pods.detection.verdict(expectation, Result.IGNORED) is Result.IGNORED
+        assert pods.detection.verdict(expectation, Result.SUCCESS, pods.now) is proved
+        assert pods.detection.verdict(expectation, Result.FAILURE, pods.now) is Result.FAILURE
+        assert pods.detection.verdict(expectation, Result.IGNORED, pods.now) is Result.IGNORED
     pods.end(0, permit, expectation)
 
 
@@ -950,3 +950,26 @@ def test_what_a_fault_took_before_its_trip_teaches_nothing() -> None:
     pods.seconds(120, only(0, Answer(slower=6.0)))
     assert pods.opened()
     assert line.tau <= before + 0.2
+
+
+def test_an_endpoint_that_became_slower_for_good_is_taken_back_and_stays() -> None:
+    pods = Pods(4).learnt()
+    slower = only(0, Answer(slower=3.0))
+    pods.seconds(300, slower)
+    assert pods.opened(0) and pods.state(0) is not CLOSED
+    pods.seconds(900, slower)
+    assert pods.state(0) is CLOSED
+    opened = len(pods.opened(0))
+    pods.seconds(600, slower)
+    assert len(pods.opened(0)) <= opened + 1 and pods.state(0) is CLOSED
+
+
+def test_of_too_many_models_the_one_heard_of_longest_ago_makes_room() -> None:
+    pods = Pods(2).learnt()
+    detection, detector = pods.detection, pods.detector(0)
+    for number in range(MAX_LINES + 5):
+        line = detection._new_line(f"m{number}", detector.version, pods.now)
+        assert line is not None
+        line.taught_at = pods.now + number
+    assert len(detection._lines) == MAX_LINES
+    assert ("m0", detector.version) not in detection._lines
