@@ -46,6 +46,7 @@ MAX_ACTIVE: Final = 512  # endpoints looked at each second; of more, the others'
 MOST_LEFT: Final = 1.5  # one answer's part in an offset
 TRIAL_BAD: Final = 6.0  # the location statistic of the probes, from which they speak against the endpoint
 ZONE: Final = 1 / 3  # of the others: where more than a zone of them slows down at once, it is the load
+FEWEST_OTHERS: Final = 2  # bad answers beside one session's: what it fails and a straggler are no endpoint's fault
 FEWEST_LOCATED: Final = 3  # endpoints: of two that differ a little, either may be the one that is as it should be
 LASTING_S: Final = 600.0
 SUSPECTED: Final = 0.25  # of the location statistic's trip, from which an endpoint teaches the line nothing
@@ -434,7 +435,7 @@ class Detection:
         fast = self._fast and detector.fast >= threshold
         if not fast and not (self._gray and detector.gray >= threshold):
             return None
-        if not self.ready or detector.in_a_minute(now) < self.rule.min_bad:
+        if not self.ready or detector.in_a_minute(now) < self.rule.min_bad or detector.but_for_one(now) < FEWEST_OTHERS:
             return None
         if detector.slow and (self.normal.overload or now - detector.since < self.normal.span_s or self.size < 2):
             return None

@@ -973,3 +973,13 @@ def test_of_too_many_models_the_one_heard_of_longest_ago_makes_room() -> None:
         line.taught_at = pods.now + number
     assert len(detection._lines) == MAX_LINES
     assert ("m0", detector.version) not in detection._lines
+
+
+def test_one_session_s_failures_and_a_straggler_open_nothing() -> None:
+    pods = Pods(4).learnt()
+    for _ in range(10):
+        pods.fail(0, session="poisoned")
+    pods.fail(0, session="unlucky")
+    assert pods.state() is CLOSED
+    pods.fail(0, session="another")
+    assert pods.state() is OPEN
