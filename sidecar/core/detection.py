@@ -435,7 +435,7 @@ class Detection:
         fast = self._fast and detector.fast >= threshold
         if not fast and not (self._gray and detector.gray >= threshold):
             return None
-        if not self.ready or detector.in_a_minute(now) < self.rule.min_bad or detector.but_for_one(now) < FEWEST_OTHERS:
+        if not self.ready or detector.in_a_minute(now) < self.rule.min_bad or detector.but_for_one() < FEWEST_OTHERS:
             return None
         if detector.slow and (self.normal.overload or now - detector.since < self.normal.span_s or self.size < 2):
             return None

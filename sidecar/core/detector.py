@@ -217,13 +217,16 @@ class Detector:
         """How many bad answers the last minute had, REMEMBERED at most."""
         return len([at for at in self.bad_at if now - at < MINUTE_S])
 
-    def but_for_one(self, now: float) -> int:
-        """The same without those of the session that had most of them."""
+    def but_for_one(self) -> int:
+        """How many of those that the evidence is made of are not of the session that had most of them."""
         sessions: dict[SessionId, int] = {}
+        count = 0
         for at, by in zip(self.bad_at, self.bad_by, strict=True):
-            if by is not None and now - at < MINUTE_S:
-                sessions[by] = sessions.get(by, 0) + 1
-        return self.in_a_minute(now) - max(sessions.values(), default=1)
+            if at >= self.since:
+                count += 1
+                if by is not None:
+                    sessions[by] = sessions.get(by, 0) + 1
+        return count - max(sessions.values(), default=1)
 
 
 class Expectation:
