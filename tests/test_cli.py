@@ -129,7 +129,7 @@ def test_validate_tells_every_error_and_exits_with_1(tmp_path: Path, capsys: pyt
 
 def test_validate_prints_warnings_and_still_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(GOOD.replace("name: a,", "name: a, hedge: {mode: shadow},"))
+    file.write_text(GOOD.replace("name: a,", "name: a, hedge: {mode: shadow}, retry: {attempts: 1},"))
     assert main(["validate", str(file)]) == 0
     assert f"{file}: warning: service a: hedge.mode shadow" in capsys.readouterr().out
 
