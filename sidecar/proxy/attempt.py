@@ -23,9 +23,9 @@ from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, en
 from sidecar.core.detector import Expectation
 from sidecar.core.fleet import Node, Times
 from sidecar.kernel.exchange import ResponseHead
-from sidecar.kernel.outcome import Ending
+from sidecar.kernel.outcome import Ending, Result
 from sidecar.proxy.forwarded import held_body
-from sidecar.proxy.ports import Client, Connector, Link
+from sidecar.proxy.ports import AttemptRecord, Client, Connector, Link
 from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Watchdog
 from sidecar.wire.answer import Usage, is_json, read_answer
@@ -525,6 +525,24 @@ class Attempt:
         elif ending is Ending.TRUNCATED and clean:
             self.detail = "the stream ended without its end marker"
         return ending
+
+    def record(self, service: str, result: Result, now: float, *, copy: bool = False) -> AttemptRecord:
+        """What is told of it once `ending` is set; `copy`: it was a probe's."""
+        ending, head, reader, node = self.ending, self.head, self.reader, self.node
+        assert ending is not None
+        return AttemptRecord(
+            service=service,
+            version=node.version,
+            endpoint=node.key,
+            ending=ending,
+            result=result,
+            status=head.status if head is not None else 0,
+            duration_s=now - self.started_at,
+            ttft_s=self.first_token_at - self.sent_at if self.first_token_at else None,
+            malformed_events=reader.malformed if reader is not None else 0,
+            reused_connection=self.reused_connection,
+            copy=copy,
+        )
 
     def retry_after_s(self, now_wall: float) -> float | None:
         """What the answer asks us to wait; None where it asks nothing."""

@@ -26,7 +26,7 @@ from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.flags import flag_of
 from sidecar.proxy.forwarded import engine_head
-from sidecar.proxy.ports import AttemptRecord, Client, Connector, Recorder, RequestRecord
+from sidecar.proxy.ports import Client, Connector, Recorder, RequestRecord
 from sidecar.proxy.probe import Probe, may_copy
 from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Timers, Watchdog
@@ -416,21 +416,7 @@ class Exchange:
         home = self._service
         if home is not None and (home.suspects.armed or result is _FAILURE):
             self._suspect(home.suspects, attempt, ending, now)
-        reader = attempt.reader
-        pipeline.recorder.attempt(
-            AttemptRecord(
-                service=service.name,
-                version=node.version,
-                endpoint=node.key,
-                ending=ending,
-                result=result,
-                status=attempt.head.status if attempt.head is not None else 0,
-                duration_s=now - attempt.started_at,
-                ttft_s=attempt.first_token_at - attempt.sent_at if attempt.first_token_at else None,
-                malformed_events=reader.malformed if reader is not None else 0,
-                reused_connection=attempt.reused_connection,
-            )
-        )
+        pipeline.recorder.attempt(attempt.record(service.name, result, now))
 
     def _poisoned(self, suspects: Suspects, now: float) -> bool:
         """Refuse a prompt that too many nodes died of; False if it is none of those, or may be tried."""

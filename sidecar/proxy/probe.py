@@ -21,7 +21,7 @@ from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.forwarded import engine_head
-from sidecar.proxy.ports import AttemptRecord, Connector, Recorder
+from sidecar.proxy.ports import Connector, Recorder
 from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Watchdog
 from sidecar.wire.call import Api, Call
@@ -157,22 +157,7 @@ class Probe:
                 service, node, self._choice.permit, attempt.expectation, ending, result, attempt.max_gap_s, now
             )
         )
-        reader = attempt.reader
-        self._recorder.attempt(
-            AttemptRecord(
-                service=service.name,
-                version=node.version,
-                endpoint=node.key,
-                ending=ending,
-                result=result,
-                status=attempt.head.status if attempt.head is not None else 0,
-                duration_s=now - attempt.started_at,
-                ttft_s=attempt.first_token_at - attempt.sent_at if attempt.first_token_at else None,
-                malformed_events=reader.malformed if reader is not None else 0,
-                reused_connection=attempt.reused_connection,
-                copy=True,
-            )
-        )
+        self._recorder.attempt(attempt.record(service.name, result, now, copy=True))
 
     def _tell(self, transition: Transition | None) -> None:
         if transition is not None:
