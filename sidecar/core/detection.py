@@ -203,9 +203,7 @@ class Detection:
             if line.ready:
                 detector.trial_n += 1
                 detector.trial_left += min(MOST_LEFT, max(-MOST_LEFT, left))
-                spread = line.spread
-                delta = max(LEAST_DELTA, LN2 / spread)
-                detector.trial += delta * (min(Z_HIGH, max(Z_LOW, left / spread)) - 0.5 * delta)
+                detector.trial += _location_step(line.spread, left)
                 expectation.bad = expectation.bad or late
             return None
         if not detector.active:
@@ -473,16 +471,7 @@ class Detection:
     def _locate(self, detector: Detector, line: Line, left: float, now: float) -> Trip | None:
         if not self._location:
             return None
-        spread = line.spread
-        delta = LN2 / spread
-        if delta < LEAST_DELTA:
-            delta = LEAST_DELTA
-        z = left / spread
-        if z > Z_HIGH:
-            z = Z_HIGH
-        elif not z >= Z_LOW:
-            z = Z_LOW
-        step = delta * (z - 0.5 * delta)
+        step = _location_step(line.spread, left)
         detector.shared_location += step
         detector.shared_timed += 1
         detector.shared_left += left
@@ -545,3 +534,16 @@ class Detection:
         """How many good answers in a row make `background` likelier than `ratio` by e^SURE (Wald's test)."""
         ratio = min(0.95, max(ratio, 2.0 * self.normal.background))
         return min(MOST_PROOFS, max(1, ceil(SURE / log((1.0 - self.normal.background) / (1.0 - ratio)))))
+
+
+def _location_step(spread: float, left: float) -> float:
+    """What one first token adds to the location statistic, or to that of the probes: bounded on both sides."""
+    delta = LN2 / spread
+    if delta < LEAST_DELTA:
+        delta = LEAST_DELTA
+    z = left / spread
+    if z > Z_HIGH:
+        z = Z_HIGH
+    elif not z >= Z_LOW:
+        z = Z_LOW
+    return delta * (z - 0.5 * delta)
