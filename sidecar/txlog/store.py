@@ -1,0 +1,271 @@
+"""The port to the log's server: a handful of calls, each atomic there, and a stream of records to read.
+
+Two implementations keep the same contract (tests/txlog/contract.py): `server` runs the calls as functions in Redis or
+Valkey, `local` runs them in this process. The rules below are the contract; both say them in their own language.
+
+Registers. A shard holds a map from key to that key's latest record (its register), a log of all records, and for each
+half-open register its probes. A call that changes a register writes it and appends the same bytes to the log at once.
+`n` counts the log's records, so that a reader sees a gap. A new register has `epoch` = the server's seconds, or one
+more than the caller's epoch if that is more, and version 1; each change adds 1 to the version. The server's clock is
+the only one.
+
+1. `Propose` moves a register from the version it names. It is STALE if the register has another version (a register
+   that is not there counts as closed and fits any expectation), ALREADY if the register's tx is the proposal's own (a
+   repetition), ILLEGAL if the edge is none: closed -> open, and open or half_open -> closed; HELD while an order holds
+   the register. With `order` it is an operator's: any state, any version, no floor, no quorum, kind OVERRIDE.
+2. Opening a node is refused (FLOOR) if of `size` nodes fewer than `minimum` would stay closed (0: no floor). Nodes that
+   are open and were touched by nobody for 2 * max_ms + 60 s are gone and do not count.
+3. Opening needs `quorum` observers: with fewer in the last `SUSPECT_MS` the register stays, a SUSPECT record is
+   appended (once per observer and `SUSPECT_MS`), and the answer is SUSPECT. `overwhelming` needs nobody else.
+4. `Ask` is for one probe. CLOSED, HELD, WAIT (`ms` left) as they say. An open register whose wait is over becomes
+   half_open (kind TRANSITION, `body`), and gives probe 1. Half-open, at most `concurrent` probes are lent at a time:
+   `probes`, or, once one was good and more than `successes` are needed, up to MOST_PROBES; never more than are still
+   needed, never more than `TOTAL_PER_NEEDED * needed + TOTAL_SLACK` in all of one half-open. FULL otherwise, and then
+   the lenders are told (`contended`). needed = max(successes, proofs * min(2, 1 + doublings)). A probe whose lease ran
+   out has failed: the register opens again (`reopened`, REOPENED), as after a failure.
+5. `Report` ends a probe: FENCED unless the register has that epoch and version, is half_open, and the probe's lease
+   stands. `ok` True: closed (CLOSED) once `needed` were good, or `successes` were and PATIENCE_MS went by since it is
+   half_open; else PROVED, and with `again` the next probe at once, if rule 4 gives one (`seq` > 0). False: open,
+   doublings + 1, wait = min(max_ms, base_ms << doublings) (REOPENED). None: NEUTRAL, the probe's place is free; but if
+   all that may be lent were lent and none is out, open with the wait as it was (REOPENED). A closed record keeps
+   `ramp_ms` and loses the wait; its doublings stay, for the next trip.
+6. `Renew` prolongs a lease (OK, with `contended` if others were refused since) or is FENCED. `Release` gives back a
+   probe that was not used: the last one out makes the register open again, with no wait left.
+7. `Restore` merges a record that the server may have lost: a later one (epoch, version) is written as it is; of two
+   with the same version and another tx the later by (state, tx) is written with version + 1; else KEPT. A half_open one
+   is written as open with version + 1 and no wait left: its leases are lost. The answer has the register as it is then.
+8. Every write may forget up to `PURGE` registers that nobody needs: closed for `CLOSED_TTL_MS`, not closed and not
+   touched for `OPEN_TTL_MS` + 2 * max_ms. An expectation of a register that is forgotten fits (rule 1), and the new
+   epoch is later.
+9. `Beat` says that a sidecar lives and answers with how many do (`ms`): those heard of in the last MEMBER_TTL_MS.
+10. `Share` appends to the shard's evidence, of which what is older than `keep_ms` may go.
+
+Every reply has the server's time; all replies but those of Beat and Share have the register as it is after the call.
+"""
+
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+SUSPECT_MS: Final = 60_000
+MOST_PROBES: Final = 8
+PATIENCE_MS: Final = 60_000
+TOTAL_PER_NEEDED: Final = 4
+TOTAL_SLACK: Final = 16
+CLOSED_TTL_MS: Final = 3_600_000
+OPEN_TTL_MS: Final = 86_400_000
+MEMBER_TTL_MS: Final = 15_000
+PURGE: Final = 4
+GONE_SLACK_MS: Final = 60_000
+LOG_RECORDS: Final = 10_000
+"""Records that a shard's log keeps, about: for readers that were away, and for `sidecar log show`."""
+
+
+class StoreDown(Exception):
+    """The server did not do what was asked: refused, gone, silent for too long, read-only, out of memory, loading.
+
+    Whether it was done is not known. `word` is one of a bounded set, for metrics; the text says it for people.
+    """
+
+    def __init__(self, word: str, text: str) -> None:
+        super().__init__(text)
+        self.word = word
+
+
+class StoreUnfit(StoreDown):
+    """The server will not do without a change by a person: a wrong password, too old a version, no permission."""
+
+
+class Verdict(StrEnum):
+    """What came of a call."""
+
+    OK = "ok"
+    ALREADY = "already"
+    STALE = "stale"
+    ILLEGAL = "illegal"
+    HELD = "held"
+    FLOOR = "floor"
+    SUSPECT = "suspect"
+    GRANTED = "granted"
+    CLOSED = "closed"
+    WAIT = "wait"
+    FULL = "full"
+    REOPENED = "reopened"
+    PROVED = "proved"
+    NEUTRAL = "neutral"
+    FENCED = "fenced"
+    KEPT = "kept"
+
+
+class Propose(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 1-3. `state` is a `codec.Code`, `kind` TRANSITION, OVERRIDE or ROUTE (a ROUTE's state is CLOSED, its edges
+    are free, its version is checked). `expires_us`: of an order, 0 for never."""
+
+    key: str
+    service: str
+    kind: int
+    state: int
+    epoch: int
+    version: int
+    tx: bytes
+    body: bytes
+    by: str
+    order: bool = False
+    held: bool = False
+    expires_us: int = 0
+    doublings: int = 0
+    proofs: int = 0
+    wait_ms: int = 0
+    base_ms: int = 0
+    max_ms: int = 0
+    ramp_ms: int = 0
+    size: int = 0
+    minimum: int = 0
+    quorum: int = 1
+    overwhelming: bool = False
+    suspect_tx: bytes = b"\0" * 16
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 4. `body`/`tx` of the half_open record, `reopened_body`/`reopened_tx` of the one after a lost probe."""
+
+    key: str
+    service: str
+    by: str
+    lease_ms: int
+    probes: int
+    successes: int
+    tx: bytes
+    body: bytes
+    reopened_tx: bytes
+    reopened_body: bytes
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 5. `ok` True, False, or None for neutral. Bodies as of `Ask`."""
+
+    key: str
+    service: str
+    by: str
+    epoch: int
+    version: int
+    seq: int
+    ok: bool | None
+    again: bool
+    lease_ms: int
+    probes: int
+    successes: int
+    tx: bytes
+    closed_body: bytes
+    reopened_body: bytes
+
+
+class Renew(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 6."""
+
+    key: str
+    service: str
+    epoch: int
+    version: int
+    seq: int
+    lease_ms: int
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 6. `tx`, `body`: of the open record, should it be the last."""
+
+    key: str
+    service: str
+    epoch: int
+    version: int
+    seq: int
+    tx: bytes
+    body: bytes
+
+
+class Restore(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 7. `record` as `codec.encode` makes it."""
+
+    key: str
+    service: str
+    record: bytes
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 9."""
+
+    by: str
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 10. `blob` is `evidence`'s business."""
+
+    service: str
+    blob: bytes
+    keep_ms: int
+
+
+Call = Propose | Ask | Report | Renew | Release | Restore | Beat | Share
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What came of a call. `record`: the register after it, empty if there is none."""
+
+    verdict: Verdict
+    now_us: int
+    record: bytes = b""
+    seq: int = 0
+    ms: int = 0
+    contended: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One entry of a shard's log or evidence, as it was found; `data` may be anybody's bytes."""
+
+    shard: int
+    evidence: bool
+    id: str
+    data: bytes
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A shard's registers. What is not in them and has an `n` above this comes after `position` in the log."""
+
+    shard: int
+    n: int
+    position: str
+    evidence_position: str
+    registers: list[bytes]
+
+
+class Store(Protocol):
+    """The server. Whatever is asked may raise `StoreDown`; a call that was cancelled may have been done."""
+
+    async def open(self) -> None:
+        """Connect, check the version, load the functions. `StoreUnfit` says what a person must change."""
+
+    async def close(self) -> None:
+        """Let go of every connection; nothing is raised."""
+
+    async def call(self, calls: list[Call]) -> list[Reply]:
+        """Do all of them, in one round trip where the server is one; the replies in their order."""
+
+    async def image(self, shard: int) -> Image:
+        """Read a shard whole."""
+
+    async def counts(self) -> list[int]:
+        """How many records each shard's log has had, by shard."""
+
+    @property
+    def lanes(self) -> tuple[tuple[int, ...], ...]:
+        """Shards that can be read together: one lane on one server, sixteen in a cluster."""
+
+    async def read(self, lane: int, after: dict[int, tuple[str, str]], block_ms: int, count: int) -> list[Entry]:
+        """What came after these positions (log, evidence) by shard of a lane; empty after `block_ms` without any.
+
+        At most `count` entries of each stream. In the order of each stream.
+        """
+
+    async def history(self, shard: int, *, evidence: bool, after: str, count: int) -> list[Entry]:
+        """Entries after a position (exclusive; "0" is the first), at most `count`. Empty: there are no more."""
