@@ -47,7 +47,7 @@ class Kind(IntEnum):
     OVERRIDE = 2
     """An operator's order; `held` while nothing but the next order, or `expires_us`, may move it."""
     SUSPECT = 3
-    """One observer's evidence, too little to open for all. Its version is that of the register, which stays as it was."""
+    """One observer's evidence, too little to open for all. Its version is the register's, which stays as it was."""
     ROUTE = 4
     """A routing table, in `blob`."""
 
