@@ -35,6 +35,7 @@ COMPILED = [
     "sidecar/core/normal.py",
     "sidecar/core/poison.py",
     "sidecar/core/pool.py",
+    "sidecar/core/sketch.py",
     "sidecar/core/split.py",
     "sidecar/core/window.py",
     "sidecar/proxy/attempt.py",

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from sidecar.core.breaker import Scope, Transition
 from sidecar.core.fleet import Fleet
+from sidecar.core.sketch import bucket_of
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending, Result
@@ -52,7 +53,9 @@ class Metrics:
         self.live = LiveGauges(build)
         self.models = ModelNames()
         self._request_series: dict[tuple[str, str, str, int], _RequestSeries] = {}
-        self._attempt_series: dict[tuple[str, str, str], _AttemptSeries] = {}
+        self._attempt_series: dict[tuple[str, str, str], AttemptSeries] = {}
+        self.touched: list[AttemptSeries] = []
+        """On whose endpoints attempts ended since `tally` last looked; each once."""
         self._rendering = asyncio.Lock()
         self._families: list[Counters | Summaries | Histograms] = []
         self._process = CollectorRegistry()
@@ -156,7 +159,10 @@ class Metrics:
         key = (record.service, record.version, record.endpoint)
         series = self._attempt_series.get(key)
         if series is None:
-            series = self._attempt_series[key] = _AttemptSeries(self, key)
+            series = self._attempt_series[key] = AttemptSeries(self, key)
+        if not series.touched:
+            series.touched = True
+            self.touched.append(series)
         series.take(record)
 
     def transition(self, transition: Transition) -> None:
@@ -199,9 +205,12 @@ class Metrics:
         services = {str(name) for name in fleet.services} | {""}
         nodes = {(str(name), str(key)) for name, service in fleet.services.items() for key in service.nodes}
         endpoints = {key for _, key in nodes}
-        # The series objects hold the children that are dropped here; counting on in them would count in the void.
+        # A series holds its children: those whose children are dropped here would count on in the void.
         self._request_series.clear()
-        self._attempt_series.clear()
+        self._attempt_series = {
+            key: series for key, series in self._attempt_series.items() if (key[0], key[2]) in nodes
+        }
+        self.touched = [series for series in self.touched if (series.key[0], series.key[2]) in nodes]
         for family in (self.requests, self.retries, self.tokens, self.downstream_bytes):
             family.retain(lambda labels: labels[0] in services)
         for histograms in (self.duration, self.ttft, self.tpot, self.gap, self.usage):
@@ -312,32 +321,63 @@ class _RequestSeries:
         return cell
 
 
-class _AttemptSeries:
-    """What the attempts on one endpoint of one service increment."""
+class AttemptSeries:
+    """What the attempts on one endpoint of one service increment.
 
-    __slots__ = ("_key", "_metrics", "duration", "endings", "malformed", "new", "reused", "ttft")
+    `first_tokens` is a sketch (`core.sketch`) that `tally` takes away once a second; `touched`: it is due to be looked
+    at, `told` and `told_copies` are what the cells said when it last was.
+    """
+
+    __slots__ = (
+        "_metrics",
+        "copies",
+        "duration",
+        "endings",
+        "first_tokens",
+        "key",
+        "malformed",
+        "new",
+        "reused",
+        "told",
+        "told_copies",
+        "touched",
+        "ttft",
+    )
 
     def __init__(self, metrics: Metrics, key: tuple[str, str, str]) -> None:
-        self._key = key
+        self.key = key
         self._metrics = metrics
         self.endings: dict[tuple[Ending, int], Cell] = {}
+        self.copies: dict[int, Cell] = {}
         self.duration = metrics.attempt_duration.child(key)
         self.ttft = metrics.attempt_ttft.child(key)
         self.malformed = metrics.malformed_events.child(key)
         self.new = metrics.attempt_connections.child((*key, "new"))
         self.reused = metrics.attempt_connections.child((*key, "reused"))
+        self.first_tokens: dict[int, int] = {}
+        self.touched = False
+        self.told: dict[tuple[Ending, int], int] = {}
+        self.told_copies: dict[int, int] = {}
 
     def take(self, record: AttemptRecord) -> None:
+        """Count one attempt."""
         ending = self.endings.get((record.ending, id(record.result)))
         if ending is None:
-            ending = self._metrics.attempts.child((*self._key, record.ending.value, record.result.value))
+            ending = self._metrics.attempts.child((*self.key, record.ending.value, record.result.value))
             self.endings[record.ending, id(record.result)] = ending
         ending.n += 1
         if record.copy:
-            self._metrics.probe_copies.child((*self._key, record.result.value)).n += 1
+            copies = self.copies.get(id(record.result))
+            if copies is None:
+                copies = self._metrics.probe_copies.child((*self.key, record.result.value))
+                self.copies[id(record.result)] = copies
+            copies.n += 1
         self.duration.observe(record.duration_s)
-        if record.ttft_s is not None:
-            self.ttft.observe(record.ttft_s)
+        ttft_s = record.ttft_s
+        if ttft_s is not None:
+            self.ttft.observe(ttft_s)
+            bucket = bucket_of(ttft_s)
+            self.first_tokens[bucket] = self.first_tokens.get(bucket, 0) + 1
         if record.malformed_events:
             self.malformed.n += record.malformed_events
         if record.reused_connection:

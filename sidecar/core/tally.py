@@ -1,0 +1,26 @@
+"""What one sidecar counted since it last looked: the shapes alone, between who counts (`telemetry`) and who tells."""
+
+import msgspec
+
+from sidecar.kernel.ids import EndpointKey
+from sidecar.kernel.outcome import Ending, Result
+
+
+class EndpointTally(msgspec.Struct, frozen=True):
+    """The attempts on one endpoint that ended: by how, and by what that said of the endpoint.
+
+    `copies` of them were probes by copy. `first_tokens` is a sketch (`core.sketch`) of the seconds to the first token.
+    """
+
+    endpoint: EndpointKey
+    version: str
+    ended: dict[tuple[Ending, Result], int]
+    copies: dict[Result, int] = {}
+    first_tokens: dict[int, int] = {}
+
+
+class ServiceTally(msgspec.Struct, frozen=True):
+    """What ended in one service; only the endpoints where anything did."""
+
+    service: str
+    endpoints: list[EndpointTally]
