@@ -25,7 +25,10 @@ must count for the state that admitted it.
    never come.
 7. `shadow` runs the whole machine and refuses nobody (`shadow_denied` counts whom it would have refused); `off` judges
    nothing. An operator's `open` is no evidence but an order: it refuses in every mode, passes the floor, and lets no
-   probe through until `close` or `reset`.
+   probe through until the next order, or its end. `hold` leaves the state as it is, whatever is observed.
+8. Where sidecars share it, what they agreed on comes in by `adopt`, and probes are lent by all of them together
+   (`Lender`): this machine then moves neither by its wait nor by a probe's result, but asks and tells. What it trips
+   by itself is its own, and probed by its own, until the others agree. Without the log (`lost`) it is all its own.
 
 The machine returns what happened and calls nobody. A `Roster` is shared state, not a listener: it knows which breakers
 of a service are not closed, and whose endpoint changed, so that the floor and the pools need not visit every one.
@@ -34,7 +37,7 @@ of a service are not closed, and whose endpoint changed, so that the floor and t
 from enum import Enum, StrEnum
 from math import ceil, floor, inf
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -51,7 +54,7 @@ PATIENCE_S: Final = 60.0
 FEWEST_REMEMBERED: Final = 512  # changes whose node a roster knows; of a large service as many as it has endpoints
 FEW: Final = 5  # up to this many endpoints the floor rounds down: with ceil, of 2 none could open at a ratio above 0.5
 
-Action = Literal["open", "close", "reset"]
+Action = Literal["open", "close", "reset", "hold"]
 
 
 class Scope(StrEnum):
@@ -79,6 +82,9 @@ class Event(Enum):
     PROBE_FAILED = "probe_failed"
     ORDERED_OPEN = "ordered_open"
     ORDERED_CLOSED = "ordered_closed"
+    AGREED_CLOSED = "agreed_closed"
+    AGREED_OPEN = "agreed_open"
+    AGREED_HALF_OPEN = "agreed_half_open"
 
 
 TRANSITIONS = MappingProxyType(
@@ -93,6 +99,9 @@ TRANSITIONS = MappingProxyType(
         (State.CLOSED, Event.ORDERED_CLOSED): State.CLOSED,
         (State.OPEN, Event.ORDERED_CLOSED): State.CLOSED,
         (State.HALF_OPEN, Event.ORDERED_CLOSED): State.CLOSED,
+        **{(state, Event.AGREED_CLOSED): State.CLOSED for state in State},
+        **{(state, Event.AGREED_OPEN): State.OPEN for state in State},
+        **{(state, Event.AGREED_HALF_OPEN): State.HALF_OPEN for state in State},
     }
 )
 
@@ -101,14 +110,22 @@ _OPEN: Final = State.OPEN
 _HALF_OPEN: Final = State.HALF_OPEN
 _SUCCESS: Final = Result.SUCCESS
 _FAILURE: Final = Result.FAILURE
+_AGREED: Final = {
+    State.CLOSED: Event.AGREED_CLOSED,
+    State.OPEN: Event.AGREED_OPEN,
+    State.HALF_OPEN: Event.AGREED_HALF_OPEN,
+}
 
 
 class Transition(msgspec.Struct, frozen=True):
     """A change of state, as it is logged and shared.
 
     `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `fast`, `gray`,
-    `location`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `capacity`, `panic`); `evidence`
-    says it in words. `generation` is the new one.
+    `location`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `capacity`, `panic`, and of what
+    other sidecars did `lease_expired`, `inconclusive`, `withdrawn`, `restored`, `log_away`); `evidence` says it in
+    words. `generation` is the new one. `agreed`: it came from the log, and must not go there again. The rest is of an
+    open breaker, for those who shall wait and prove as long as this one: how long it waits, what its shortest and
+    longest wait are, how often it doubled, how many probes outweigh its evidence, how long it takes to its full share.
     """
 
     scope: Scope
@@ -120,6 +137,51 @@ class Transition(msgspec.Struct, frozen=True):
     why: str
     evidence: str
     generation: int
+    by: str = ""
+    agreed: bool = False
+    wait_s: float = 0.0
+    base_s: float = 0.0
+    max_s: float = 0.0
+    doublings: int = 0
+    proofs: int = 0
+    ramp_s: float = 0.0
+
+
+class Lender(Protocol):
+    """Who lends probes for all sidecars together; nothing here waits or raises."""
+
+    def wants(self, breaker: "Breaker") -> None:
+        """A request would be a probe, and none is lent to us."""
+
+    def ended(self, breaker: "Breaker", seq: int, result: Result, why: str) -> None:
+        """Probe `seq` came to this."""
+
+
+class Agreed(msgspec.Struct, frozen=True):
+    """What all sidecars agree on about one breaker. Times are monotonic seconds of this process.
+
+    `epoch` and `version` are the register's. `until` is when an open one may be probed, `ramp_until` when a closed one
+    has its full share, `held_until` when an order ends (infinity: with the next; -infinity: there is none). `by` is who
+    ordered it, `observer` which sidecar said so.
+    """
+
+    state: State
+    epoch: int
+    version: int
+    since: float
+    until: float
+    why: str
+    evidence: str
+    by: str
+    observer: str
+    held_until: float = -inf
+    wait_s: float = 0.0
+    base_s: float = 0.0
+    max_s: float = 0.0
+    doublings: int = 0
+    proofs: int = 0
+    ramp_s: float = 0.0
+    ramp_until: float = -inf
 
 
 class Permit:
@@ -243,7 +305,10 @@ class Breaker:
         "_doublings",
         "_enforced",
         "_held",
+        "_held_until",
         "_lease_s",
+        "_lender",
+        "_lent",
         "_needed",
         "_off",
         "_open_max_s",
@@ -259,10 +324,13 @@ class Breaker:
         "_wait_s",
         "_window",
         "by",
+        "epoch",
         "evidence",
         "generation",
         "held_closed",
         "key",
+        "observer",
+        "ours",
         "passes",
         "ramp_until",
         "scope",
@@ -270,6 +338,7 @@ class Breaker:
         "shadow_denied",
         "since",
         "state",
+        "version",
         "why",
     )
 
@@ -294,6 +363,13 @@ class Breaker:
         self.evidence = ""
         """What the last change was concluded from; of an open breaker what opened it."""
         self.by = ""
+        self.observer = ""
+        """Which sidecar said the last change, of one that came from the log."""
+        self.epoch = 0
+        self.version = 0
+        """Of the log's register, as far as it is known here; 0: none."""
+        self.ours = False
+        """It is open on what we saw ourselves, and not, or not yet, by what all agreed on."""
         self.passes = True
         """Everybody gets a permit: closed, or nothing is enforced."""
         self.held_closed = 0
@@ -309,6 +385,9 @@ class Breaker:
         self._wait_s = 0.0
         self._doublings = 0
         self._held = False
+        self._held_until = inf
+        self._lender: Lender | None = None
+        self._lent: list[int] = []
         self._probes: dict[int, float] = {}
         self._probe_id = 0
         self._proofs = 0
@@ -339,8 +418,10 @@ class Breaker:
         """Asks for one attempt. Every permit must come back through `record`, with whatever result."""
         if self.state is _CLOSED:
             return self._permit
-        if self._held:
-            return Denied(now + self._rule.open_s)
+        if self._holds(now):
+            return Denied(self.retry_at(now))
+        if self._lender is not None:
+            return self._borrow(self._lender, now)
         moved: Transition | None = None
         if self.state is _OPEN:
             if now < self._until:
@@ -370,7 +451,7 @@ class Breaker:
 
         None where it is not closed, judges nothing, or too few others are closed.
         """
-        if self.state is not _CLOSED or self._off or not self._may_open():
+        if self.state is not _CLOSED or self._off or not self._may_open(now):
             return None
         self._needed = proofs
         self._open_s = float(rule.open_s)
@@ -380,13 +461,15 @@ class Breaker:
 
     def can_probe(self, now: float) -> bool:
         """Whether `acquire` would give a probe."""
-        if self.state is _CLOSED or self._held:
+        if self.state is _CLOSED or self._holds(now):
             return False
+        if self._lender is not None:
+            return bool(self._lent)
         return now >= self._until if self.state is _OPEN else self._slot_free(now)
 
     def waited(self, now: float) -> bool:
         """Whether it is open no longer by order or by its wait: some request may try, as a probe or beside one."""
-        return not self._held and (self.state is _HALF_OPEN or (self.state is _OPEN and now >= self._until))
+        return not self._holds(now) and (self.state is _HALF_OPEN or (self.state is _OPEN and now >= self._until))
 
     def share(self, now: float) -> float:
         """Which share of its requests it is to get, 0.1-1, rising until `ramp_until`."""
@@ -400,8 +483,14 @@ class Breaker:
 
     def probe_at(self, now: float) -> float:
         """When a probe may be had if nothing else happens: `now` at the earliest, infinity if never."""
-        if self.state is _CLOSED or self._held:
+        if self.state is _CLOSED:
             return inf
+        if self._holds(now):
+            return self._held_until
+        if self._lender is not None:
+            if self._lent:
+                return now
+            return max(self._until, now + VERDICT_WAIT_S) if self.state is _OPEN else now + VERDICT_WAIT_S
         if self.state is _OPEN:
             return max(now, self._until)
         return now if self._slot_free(now) else min(self._probes.values())
@@ -410,25 +499,142 @@ class Breaker:
         """When a refused client should ask again (monotonic seconds); `now` if it need not wait."""
         if self.passes:
             return now
-        if self._held:
-            return now + self._rule.open_s
+        if self._holds(now):
+            return min(now + self._rule.open_s, self._held_until)
         return min(self.probe_at(now), now + VERDICT_WAIT_S) if self.state is _HALF_OPEN else max(now, self._until)
 
-    def force(self, action: Action, now: float, by: str) -> Transition | None:
-        """Obeys an operator. None if the state was that already (an order to hold it open still holds).
+    def force(self, action: Action, now: float, by: str, until: float = inf) -> Transition | None:
+        """Obeys an operator. None if the state was that already (an order to hold it still holds).
 
-        `open` refuses until the next order. `close` closes, and remembers how often it tripped; `reset` forgets all.
+        `open` refuses until the next order, or `until`; from then it may be probed. `close` closes, and remembers how
+        often it tripped; `reset` forgets all. `hold` leaves it closed or open until then, one on trial open.
         """
-        held = action == "open"
+        opens = action == "open" or (action == "hold" and self.state is not _CLOSED)
         self._needed = 0
         if action == "reset":
             self._wait_s = 0.0
             self._doublings = 0
-        self._held = held
+        self._held = action in ("open", "hold")
+        self._held_until = until
+        self._lender = None
+        self.ours = False
         transition = self._move(
-            Event.ORDERED_OPEN if held else Event.ORDERED_CLOSED, now, "operator", f"{action} by {by}", by
+            Event.ORDERED_OPEN if opens else Event.ORDERED_CLOSED, now, "operator", f"{action} by {by}", by
         )
         return transition if transition.old is not transition.new else None
+
+    def expire(self, now: float) -> None:
+        """Ends an order whose time is over: an open one may be probed now, a closed one opened."""
+        if self._held and now >= self._held_until:
+            self._held = False
+            if self.state is _OPEN:
+                self._until = now
+                self._denied = Denied(now)
+            self._set_passes()
+            self.stir()
+
+    # What all sidecars agree on.
+
+    def adopt(self, agreed: Agreed, lender: Lender, now: float) -> Transition | None:
+        """Takes over what all agree on. None if the state was that already, or nothing may open here.
+
+        Refused are, unless ordered: what would leave too few closed of those that are known here, and anything where
+        the policy says `off`.
+        """
+        known = agreed.epoch == self.epoch and agreed.version == self.version
+        self.epoch = agreed.epoch
+        self.version = agreed.version
+        state = agreed.state
+        held = agreed.held_until > now
+        if not held and self._off:
+            return None
+        if state is not _CLOSED and self.state is _CLOSED and not held and not self._may_open(now, carries=False):
+            return None
+        self.observer = agreed.observer
+        self.ours = False
+        # Another half-open lends other probes.
+        same = state is self.state and held == self._held and (state is not _HALF_OPEN or known)
+        moved: Transition | None = None
+        if not same:
+            moved = self._move(_AGREED[state], now, agreed.why, agreed.evidence, agreed.by, agreed=True)
+        self.since = agreed.since
+        self._held = held
+        self._held_until = agreed.held_until
+        self._wait_s = agreed.wait_s
+        self._doublings = agreed.doublings
+        self._needed = agreed.proofs
+        self._open_s = agreed.base_s
+        self._open_max_s = agreed.max_s
+        self._ramp_s = agreed.ramp_s
+        self._lender = None if state is _CLOSED else lender
+        if state is _OPEN:
+            self._until = agreed.until
+            self._denied = Denied(agreed.until)
+        elif state is _CLOSED and self._enforced and agreed.ramp_until > now:
+            self.ramp_until = agreed.ramp_until
+        self._set_passes()
+        self.stir()
+        return moved if moved is not None and moved.old is not moved.new else None
+
+    def lend(self, seq: int) -> bool:
+        """A probe of this half-open for the next request; False if that is over."""
+        if self.state is not _HALF_OPEN or self._lender is None:
+            return False
+        self._lent.append(seq)
+        self.stir()
+        return True
+
+    def take_back(self, seq: int) -> bool:
+        """Takes back a probe that no request has used; False if one did."""
+        if seq not in self._lent:
+            return False
+        self._lent.remove(seq)
+        self.stir()
+        return True
+
+    def lost(self, wait_s: float, now: float) -> Transition | None:
+        """The log is away: from now on this breaker is our own. It may be probed `wait_s` later than it might have.
+
+        One on trial opens, unless the probe is ours: who else tries it is not known any more.
+        """
+        if self._lender is None:
+            return None
+        self._lender = None
+        self._lent.clear()
+        moved: Transition | None = None
+        if self.state is _HALF_OPEN and not self._probes:
+            moved = self._move(Event.AGREED_OPEN, now, "log_away", self.evidence, "", agreed=True)
+            self._until = now
+        if self.state is _OPEN:
+            self._until = max(now, self._until) + wait_s
+            self._denied = Denied(self._until)
+        self.stir()
+        return moved
+
+    def suspect(self) -> None:
+        """Another sidecar has evidence, not enough for all: half of what opens is enough now, until a success."""
+        if self.state is _CLOSED and not self._off:
+            self._consecutive = max(self._consecutive, self._rule.consecutive // 2)
+
+    @property
+    def shared(self) -> bool:
+        """Whether its present state is what all agreed on, and the log lends its probes."""
+        return self._lender is not None
+
+    @property
+    def probes(self) -> int:
+        """Of a rule: how many may be out at a time, until the first is good."""
+        return self._rule.probes
+
+    @property
+    def successes(self) -> int:
+        """Of a rule: how many good ones close it at least."""
+        return self._rule.successes
+
+    @property
+    def lease_s(self) -> float:
+        """How long a probe may take."""
+        return self._lease_s
 
     def close_for_floor(self, now: float) -> Transition:
         """Closes because too few are: others left, or the floor rose. The back-off is remembered."""
@@ -445,7 +651,12 @@ class Breaker:
     @property
     def held_open(self) -> bool:
         """Open by an operator's order."""
-        return self._held
+        return self._held and self.state is not _CLOSED
+
+    @property
+    def held_until(self) -> float | None:
+        """When the operator's order ends, infinity where only the next one ends it; None where there is none."""
+        return self._held_until if self._held else None
 
     def use_rule(self, rule: BreakerRule, now: float, *, lease_s: float) -> Transition | None:
         """Takes a new rule (policy reload): the state and its evidence stay, unless the mode is now `off`."""
@@ -461,7 +672,7 @@ class Breaker:
             self._window = Window(float(rule.window_s), now)
         transition: Transition | None = None
         if self.state is not _CLOSED:
-            if self._off and not self._held:
+            if self._off and not self.held_open:
                 transition = self._move(Event.ORDERED_CLOSED, now, "mode_off", "the policy turned this breaker off", "")
             else:
                 self._until = min(self._until, self.since + self._longest_s())
@@ -501,13 +712,30 @@ class Breaker:
         else:
             return None
         # Slow is better than none; where nobody listens nothing is carried that others would have to.
-        if not self._may_open(carries=why != Ending.CONNECT_FAILED):
+        if not self._may_open(now, carries=why != Ending.CONNECT_FAILED):
             return None
         self._needed = 0
         self._open_s = self._open_max_s = self._ramp_s = 0.0
         return self._open(word, evidence, now)
 
-    def _may_open(self, *, carries: bool = True) -> bool:
+    def _holds(self, now: float) -> bool:
+        if self._held and now >= self._held_until:
+            self.expire(now)
+        return self._held
+
+    def _borrow(self, lender: Lender, now: float) -> Permit | Denied:
+        if self._lent:
+            seq = self._lent.pop()
+            self._probes[seq] = now + self._lease_s
+            return Permit(self.generation, True, seq)
+        if self.state is _HALF_OPEN or now >= self._until:
+            lender.wants(self)
+        return Denied(self.retry_at(now)) if self._enforced else self._shadowed()
+
+    def _may_open(self, now: float, *, carries: bool = True) -> bool:
+        if self._holds(now):
+            self.held_closed += 1
+            return False
         if self._roster is None or self._roster.may_open(carries=carries):
             return True
         self.held_closed += 1
@@ -516,6 +744,7 @@ class Breaker:
     def _open(self, why: str, evidence: str, now: float) -> Transition:
         recovered = self._wait_s == 0.0 or now - self.since >= self._wait_s
         self._back_off(0 if recovered else self._doublings + 1, now)
+        self.ours = True
         return self._move(Event.TRIPPED, now, why, evidence, "")
 
     def _probed(self, permit: Permit, result: Result, now: float, why: str) -> Transition | None:
@@ -524,6 +753,9 @@ class Breaker:
             return None
         self.stir()
         if lease <= now:
+            return None
+        if self._lender is not None:
+            self._lender.ended(self, permit.id, result, why)
             return None
         if result is _FAILURE:
             self._back_off(self._doublings + 1, now)
@@ -571,7 +803,7 @@ class Breaker:
     def _set_passes(self) -> None:
         self.passes = self.state is _CLOSED or not (self._enforced or self._held)
 
-    def _move(self, event: Event, now: float, why: str, evidence: str, by: str) -> Transition:
+    def _move(self, event: Event, now: float, why: str, evidence: str, by: str, *, agreed: bool = False) -> Transition:
         old, new = self.state, TRANSITIONS[self.state, event]
         self.state = new
         self.generation += 1
@@ -581,6 +813,12 @@ class Breaker:
         if new is not _HALF_OPEN and event is not Event.PROBE_FAILED:
             self.evidence = evidence
         self._permit = Permit(self.generation)
+        if new is _CLOSED:
+            self._lender = None
+            self.ours = False
+        if not agreed:
+            self.observer = ""
+        self._lent.clear()
         self._probes.clear()
         self._proofs = 0
         self._consecutive = 0
@@ -594,7 +832,25 @@ class Breaker:
             else:
                 self._roster.not_closed[self.key] = self
             self.stir()
-        return Transition(self.scope, self.key, self.service, old, new, now, why, evidence, self.generation)
+        return Transition(
+            self.scope,
+            self.key,
+            self.service,
+            old,
+            new,
+            now,
+            why,
+            evidence,
+            self.generation,
+            by,
+            agreed,
+            self._wait_s,
+            self._open_s or float(self._rule.open_s),
+            self._longest_s(),
+            self._doublings,
+            self._needed,
+            self._ramp_s,
+        )
 
 
 def min_closed(size: int, ratio: float) -> int:

@@ -342,6 +342,17 @@ class Detection:
                 trip = trip or self._counted_bad(detector, word, None, now, pooled=True)
         return trip
 
+    def suspect(self, detector: Detector) -> None:
+        """Another sidecar has evidence, not enough for all: half of what trips is there now, until it is outlived."""
+        if detector.breaker.state is not _CLOSED:
+            return
+        detector.begin(self.threshold)
+        if not detector.active:
+            self._activate(detector)
+        half = 0.5 * self.threshold
+        detector.fast = max(detector.fast, half)
+        detector.gray = max(detector.gray, half)
+
     # Once a second.
 
     def tick(self, opened: int, now: float) -> bool:

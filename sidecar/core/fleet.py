@@ -10,15 +10,30 @@ embedding path says nothing about its chat path.
 2. Memory is bounded: sessions and request breakers are LRU, model caches are emptied when full. A session gets a
    breaker of its own only when something failed, and loses it when that was lived down: most never have one.
 3. Nothing here does I/O or waits, so nothing needs a lock.
+4. What sidecars agreed on reaches a breaker here in two ways: at once, if it is known (`adopt`), and when it is made
+   (`Agreement.recall`): an endpoint that joins, a session that comes to this pod, may long be open.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Final
+from math import inf
+from typing import Final, Protocol
 
 import msgspec
 
-from sidecar.core.breaker import FRESH, Action, Breaker, Denied, Permit, Roster, Scope, State, Transition
+from sidecar.core.breaker import (
+    FRESH,
+    Action,
+    Agreed,
+    Breaker,
+    Denied,
+    Lender,
+    Permit,
+    Roster,
+    Scope,
+    State,
+    Transition,
+)
 from sidecar.core.budget import RetryBudget
 from sidecar.core.detection import Detection
 from sidecar.core.detector import Detector
@@ -44,11 +59,20 @@ LEASE_SLACK_S: Final = 5.0  # a probe may take its total deadline; what comes th
 _FAILURE: Final = Result.FAILURE
 
 
+class Agreement(Lender, Protocol):
+    """What all sidecars agree on, as the fleet asks for it: the transaction log."""
+
+    def recall(self, scope: Scope, service: str, key: str, now: float) -> Agreed | None:
+        """What they agreed on about one breaker; None where that is nothing, or the log is away."""
+
+
 class BreakerView(msgspec.Struct, frozen=True):
     """A breaker as operators see it. Times are monotonic seconds; `version` grows with every change.
 
     `retry_at` is when a refused client should ask again: now, if none is refused. `evidence` is what the last change
-    was concluded from, of one that is not closed what opened it; empty if it never moved.
+    was concluded from, of one that is not closed what opened it; empty if it never moved. `held_until` is when an
+    operator's order ends, infinity for with the next one, None where there is none. `observer` is the sidecar that said
+    the last change, empty where that is this one; `registered` the log's version, (0, 0) where it knows none.
     """
 
     scope: Scope
@@ -61,6 +85,9 @@ class BreakerView(msgspec.Struct, frozen=True):
     by: str
     retry_at: float
     evidence: str
+    held_until: float | None = None
+    observer: str = ""
+    registered: tuple[int, int] = (0, 0)
 
 
 class Times:
@@ -103,6 +130,8 @@ class ServiceState:
         "_pools",
         "_session_breakers",
         "_session_idle_s",
+        "agreement",
+        "asked_at",
         "attempts",
         "body_bytes",
         "budget",
@@ -126,9 +155,14 @@ class ServiceState:
         "times",
     )
 
-    def __init__(self, policy: Service, now: float, poison_key: bytes = b"") -> None:
+    def __init__(
+        self, policy: Service, now: float, poison_key: bytes = b"", agreement: Agreement | None = None
+    ) -> None:
         self.name = ServiceName(policy.name)
         self.policy = policy
+        self.agreement = agreement
+        self.asked_at = -inf
+        """When a request last wanted to be served here: who has none needs no probes."""
         self.nodes: dict[EndpointKey, Node] = {}
         self.roster = Roster()
         self.split: tuple[tuple[VersionName, float], ...] = ()
@@ -168,12 +202,14 @@ class ServiceState:
         self._detect(breakers.node, now)
         detection = self.detection
         nodes: dict[EndpointKey, Node] = {}
+        fresh: list[Node] = []
         for endpoint in policy.endpoints:
             key = endpoint_key(endpoint.url)
             node = self.nodes.pop(key, None)
             if node is None:
                 breaker = Breaker(Scope.NODE, key, policy.name, breakers.node, now, lease_s=lease_s, roster=self.roster)
                 node = Node(key, self.name, endpoint, breaker, self._pools)
+                fresh.append(node)
             else:
                 node.use(endpoint)
                 if not same:
@@ -195,6 +231,7 @@ class ServiceState:
         if detection is not None:
             detection.floor = self.roster.minimum
         moved.extend(self._restore_floor(now))
+        moved.extend(self._recall(node.breaker, now) for node in fresh)
         if not same:
             moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())
             moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
@@ -203,6 +240,8 @@ class ServiceState:
 
     def tick(self, now: float) -> list[Transition]:
         """Once a second: what the detector learns. Returns the breakers that a panic closes."""
+        for breaker in list(self.roster.not_closed.values()):
+            breaker.expire(now)
         detection = self.detection
         if detection is None:
             return []
@@ -289,6 +328,10 @@ class ServiceState:
         if found is None:
             found = self.sessions[session] = Session(session, now)
             self._trim_sessions(now, 2)
+            if self.agreement is not None:
+                agreed = self.agreement.recall(Scope.SESSION, self.name, session, now)
+                if agreed is not None:
+                    self._breaker_of(found, now).adopt(agreed, self.agreement, now)
             return found
         found.seen_at = now
         self.sessions.move_to_end(session)
@@ -330,7 +373,41 @@ class ServiceState:
         self.request_breakers[key] = breaker
         if len(self.request_breakers) > MAX_REQUEST_BREAKERS:
             self.request_breakers.popitem(last=False)
+        self._recall(breaker, now)
         return breaker
+
+    def _recall(self, breaker: Breaker, now: float) -> Transition | None:
+        """Gives a new breaker what was agreed on before it was made."""
+        agreement = self.agreement
+        agreed = None if agreement is None else agreement.recall(breaker.scope, self.name, breaker.key, now)
+        return None if agreed is None or agreement is None else breaker.adopt(agreed, agreement, now)
+
+    def adopt(self, scope: Scope, key: str, agreed: Agreed, now: float) -> Transition | None:
+        """Takes over what all sidecars agreed on about a breaker; one that is not known here will be `recall`ed."""
+        agreement = self.agreement
+        breaker = self.known(scope, key)
+        if breaker is None and agreed.state is not State.CLOSED:
+            session = self.sessions.get(SessionId(key)) if scope is Scope.SESSION else None
+            breaker = None if session is None else self._breaker_of(session, now)
+        return None if breaker is None or agreement is None else breaker.adopt(agreed, agreement, now)
+
+    def known(self, scope: Scope, key: str) -> Breaker | None:
+        """The breaker of `key`, if it was made."""
+        if scope is Scope.NODE:
+            node = self.nodes.get(EndpointKey(key))
+            return None if node is None else node.breaker
+        if scope is Scope.REQUEST:
+            return self.request_breakers.get(key)
+        return self._session_breakers.get(SessionId(key))
+
+    def suspect(self, key: str, now: float) -> None:
+        """Another sidecar has evidence against an endpoint, too little for all: here it weighs half of what opens."""
+        node = self.nodes.get(EndpointKey(key))
+        if node is None:
+            return
+        node.breaker.suspect()
+        if self.detection is not None and node.detector is not None:
+            self.detection.suspect(node.detector)
 
     def breakers(self) -> Iterator[Breaker]:
         """Every node's breaker, and those of sessions and requests that ever moved; the service may change meanwhile.
@@ -349,11 +426,8 @@ class ServiceState:
 
     def find(self, scope: Scope, key: str, now: float) -> Breaker | None:
         """The breaker an operator means; None where this service has never met `key`."""
-        if scope is Scope.NODE:
-            node = self.nodes.get(EndpointKey(key))
-            return None if node is None else node.breaker
-        if scope is Scope.REQUEST:
-            return self.request_breakers.get(key)
+        if scope is not Scope.SESSION:
+            return self.known(scope, key)
         session = self.sessions.get(SessionId(key))
         if session is None:
             return None
@@ -382,11 +456,15 @@ class Fleet:
     `poison_key` is the secret of the fingerprints of prompts, <= 64 bytes; empty: anyone can compute them.
     """
 
-    __slots__ = ("_by_model", "_models", "_poison_key", "chance", "identifier", "services")
+    __slots__ = ("_by_model", "_models", "_poison_key", "agreement", "chance", "identifier", "services")
 
-    def __init__(self, chance: Callable[[], float], poison_key: bytes = b"") -> None:
+    def __init__(
+        self, chance: Callable[[], float], poison_key: bytes = b"", agreement: Agreement | None = None
+    ) -> None:
         self.chance = chance
         self._poison_key = poison_key
+        self.agreement = agreement
+        """What is agreed on with other sidecars; None: this one decides alone."""
         self.services: dict[ServiceName, ServiceState] = {}
         self.identifier = Identifier(Identity())
         self._models: ModelTable[ServiceState] = ModelTable(())
@@ -398,7 +476,7 @@ class Fleet:
         services: dict[ServiceName, ServiceState] = {}
         for policy in snapshot.services:
             name = ServiceName(policy.name)
-            service = self.services.get(name) or ServiceState(policy, now, self._poison_key)
+            service = self.services.get(name) or ServiceState(policy, now, self._poison_key, self.agreement)
             moved.extend(service.use(policy, now))
             services[name] = service
         for name, gone in self.services.items():
@@ -442,15 +520,33 @@ class Fleet:
         for service in list(self.services.values()):
             for b in service.breakers():
                 yield BreakerView(
-                    b.scope, b.key, b.service, b.state, b.generation, b.since, b.why, b.by, b.retry_at(now), b.evidence
+                    b.scope,
+                    b.key,
+                    b.service,
+                    b.state,
+                    b.generation,
+                    b.since,
+                    b.why,
+                    b.by,
+                    b.retry_at(now),
+                    b.evidence,
+                    b.held_until,
+                    b.observer,
+                    (b.epoch, b.version),
                 )
 
-    def override(self, scope: Scope, key: str, action: Action, now: float, by: str) -> list[Transition] | None:
-        """Obeys an operator, in every service that knows `key`; None if none does."""
-        found = [b for service in self.services.values() if (b := service.find(scope, key, now)) is not None]
+    def find(self, scope: Scope, key: str, now: float) -> list[Breaker]:
+        """The breakers that an operator means: one of every service that knows `key`."""
+        return [b for service in self.services.values() if (b := service.find(scope, key, now)) is not None]
+
+    def override(
+        self, scope: Scope, key: str, action: Action, now: float, by: str, for_s: float = inf
+    ) -> list[Transition] | None:
+        """Obeys an operator for so long, in every service that knows `key`; None if none does."""
+        found = self.find(scope, key, now)
         if not found:
             return None
-        forced = [breaker.force(action, now, by) for breaker in found]
+        forced = [breaker.force(action, now, by, now + for_s) for breaker in found]
         return [transition for transition in forced if transition is not None]
 
 

@@ -349,6 +349,7 @@ class Exchange:
 
     def _turn_to(self, service: ServiceState, now: float) -> None:
         self._serving = service
+        service.asked_at = now
         self._tried = []
         self._deaf = []
         if self._trial:

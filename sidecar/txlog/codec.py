@@ -6,7 +6,7 @@ functions never parse what a writer made, and a record costs one `struct` and on
 ```
 head  schema u8 | kind u8 | state u8 | held u8 | doublings u8 | proofs u16 | epoch u32 | version u64 | n u64 | ts_us u64
       | wait_ms u32 | base_ms u32 | max_ms u32 | ramp_ms u32 | expires_us u64 | tx 16 bytes              (big-endian)
-body  msgpack array: key, service, by, why, evidence, blob
+body  msgpack array: key, service, by, why, evidence, blob, trace
 ```
 
 1. The schema is the first byte of every record. A record of a schema that is not known here is `Unreadable`: whoever
@@ -73,6 +73,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
     why: str = ""
     evidence: str = ""
     blob: bytes = b""
+    trace: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -81,7 +82,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     `epoch` is when the register was made (the server's seconds); `version` counts its changes since; `n` counts the
     records of its shard. `wait_ms` is how long an open breaker waits from `ts_us`, `base_ms` and `max_ms` its shortest
     and longest wait, `doublings` how often it doubled, `proofs` how many good probes its trip asked for, `ramp_ms` how
-    long it takes from being closed to its full share. `tx` is the trace id of the request that caused it.
+    long it takes from being closed to its full share. `tx` is of this record alone; `trace` is the trace id of the
+    request that caused it, in hex, empty if there was none.
     """
 
     kind: int
@@ -105,6 +107,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     ramp_ms: int = 0
     expires_us: int = 0
     blob: bytes = b""
+    trace: str = ""
 
     @property
     def order(self) -> tuple[int, int, int, bytes]:
@@ -116,14 +119,16 @@ _body_encoder: Final = msgspec.msgpack.Encoder()
 _body_decoder: Final = msgspec.msgpack.Decoder(Body)
 
 
-def encode_body(key: str, service: str, by: str, why: str = "", evidence: str = "", blob: bytes = b"") -> bytes:
+def encode_body(
+    key: str, service: str, by: str, why: str = "", evidence: str = "", blob: bytes = b"", trace: str = ""
+) -> bytes:
     """A record's words, as the functions take them."""
-    return _body_encoder.encode(Body(key, service, by, why, evidence, blob))
+    return _body_encoder.encode(Body(key, service, by, why, evidence, blob, trace))
 
 
-def encode(record: Record) -> bytes:
-    """A whole record, as the functions would write it."""
-    head = HEAD.pack(
+def encode_head(record: Record) -> bytes:
+    """A record's numbers, as the functions write them before a body."""
+    return HEAD.pack(
         SCHEMA,
         record.kind,
         record.state,
@@ -141,7 +146,12 @@ def encode(record: Record) -> bytes:
         record.expires_us,
         record.tx,
     )
-    return head + encode_body(record.key, record.service, record.by, record.why, record.evidence, record.blob)
+
+
+def encode(record: Record) -> bytes:
+    """A whole record, as the functions would write it."""
+    words = (record.key, record.service, record.by, record.why, record.evidence, record.blob, record.trace)
+    return encode_head(record) + encode_body(*words)
 
 
 def decode(data: bytes) -> Record:
@@ -198,6 +208,7 @@ def decode(data: bytes) -> Record:
         ramp_ms,
         expires_us,
         body.blob,
+        body.trace,
     )
 
 

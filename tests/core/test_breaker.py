@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from sidecar.core.breaker import (
     TRANSITIONS,
     VERDICT_WAIT_S,
     Action,
+    Agreed,
     Breaker,
     Denied,
     Event,
@@ -143,8 +145,9 @@ def test_a_trip_says_what_happened() -> None:
     breaker = breaker_of(rule_of(consecutive=2))
     feed(breaker, [F])
     found = breaker.record(permitted(breaker, 3.0), F, 4.0, "ttft_timeout")
+    words = "2 failures in a row, the last: ttft_timeout"
     assert found == Transition(
-        Scope.NODE, "a:80", "chat", CLOSED, OPEN, 4.0, "consecutive", "2 failures in a row, the last: ttft_timeout", 1
+        Scope.NODE, "a:80", "chat", CLOSED, OPEN, 4.0, "consecutive", words, 1, wait_s=10.0, base_s=10.0, max_s=100.0
     )
     assert (breaker.state, breaker.since, breaker.why, breaker.by) == (OPEN, 4.0, "consecutive", "")
 
@@ -251,7 +254,20 @@ def test_half_open_lends_exactly_the_probes(probes: int) -> None:
 
 def test_the_probe_that_asked_first_tells_of_the_half_open_state() -> None:
     _, probe = half_open()
-    assert probe.moved == Transition(Scope.NODE, "a:80", "chat", OPEN, HALF_OPEN, 10.0, "waited", "open for 10 s", 2)
+    assert probe.moved == Transition(
+        Scope.NODE,
+        "a:80",
+        "chat",
+        OPEN,
+        HALF_OPEN,
+        10.0,
+        "waited",
+        "open for 10 s",
+        2,
+        wait_s=10.0,
+        base_s=10.0,
+        max_s=100.0,
+    )
 
 
 @pytest.mark.parametrize("successes", [1, 2, 3])
@@ -858,7 +874,175 @@ def test_every_row_of_the_table_is_reached_and_nothing_else_happens() -> None:
             made.update(moves(breaker, STEPS[name]))
         if len(history) < 5:
             histories.extend([*history, name] for name in STEPS)
-    assert made == {(old, event, new) for (old, event), new in TRANSITIONS.items()}
+    assert made == {(old, event, new) for (old, event), new in TRANSITIONS.items() if event not in AGREED_EVENTS}
+
+
+# --- what all sidecars agree on ---------------------------------------------------------------------------------------
+
+AGREED_EVENTS = {Event.AGREED_CLOSED: CLOSED, Event.AGREED_OPEN: OPEN, Event.AGREED_HALF_OPEN: HALF_OPEN}
+
+
+class Library:
+    """Lends what the test gives it, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.wanted: list[str] = []
+        self.told: list[tuple[str, int, Result, str]] = []
+
+    def wants(self, breaker: Breaker) -> None:
+        self.wanted.append(breaker.key)
+
+    def ended(self, breaker: Breaker, seq: int, result: Result, why: str) -> None:
+        self.told.append((breaker.key, seq, result, why))
+
+
+def agreed_on(state: State, version: int = 1, **numbers: Any) -> Agreed:
+    known: dict[str, Any] = {"since": 5.0, "until": 15.0, "why": "fast", "evidence": "6 of 8", "by": ""}
+    return Agreed(state, 7, version, observer="pod-b", **(known | numbers))
+
+
+@pytest.mark.parametrize("event", AGREED_EVENTS)
+@pytest.mark.parametrize("old", State)
+def test_what_is_agreed_on_is_taken_over_from_every_state(old: State, event: Event) -> None:
+    breaker, library = breaker_of(rule_of(consecutive=2)), Library()
+    breaker.adopt(agreed_on(old), library, 5.0)
+    assert breaker.state is old
+    generation = breaker.generation
+    moved = breaker.adopt(agreed_on(AGREED_EVENTS[event], version=2), library, 6.0)
+    new = TRANSITIONS[old, event]
+    assert breaker.state is new
+    assert (breaker.epoch, breaker.version, breaker.observer, breaker.since) == (7, 2, "pod-b", 5.0)
+    if old is new:
+        assert moved is None and breaker.generation == generation + (new is HALF_OPEN)
+    else:
+        assert moved is not None and (moved.old, moved.new, moved.agreed) == (old, new, True)
+
+
+def test_probes_are_lent_by_all_together_and_their_results_told() -> None:
+    breaker, library = breaker_of(rule_of(consecutive=2)), Library()
+    breaker.adopt(agreed_on(OPEN), library, 5.0)
+    assert isinstance(breaker.acquire(14.9), Denied) and not library.wanted
+    assert isinstance(breaker.acquire(15.0), Denied) and library.wanted == ["a:80"]
+    assert breaker.state is OPEN, "its wait alone moves nothing"
+    breaker.adopt(agreed_on(HALF_OPEN, version=2), library, 15.0)
+    assert not breaker.can_probe(15.0) and isinstance(breaker.acquire(15.0), Denied)
+    assert breaker.lend(41) and breaker.can_probe(15.0)
+    probe = permitted(breaker, 15.1)
+    assert probe.probe and not breaker.can_probe(15.1)
+    assert isinstance(breaker.acquire(15.1), Denied)
+    assert breaker.record(probe, S, 16.0, "complete") is None and breaker.state is HALF_OPEN
+    assert library.told == [("a:80", 41, S, "complete")]
+    assert breaker.record(probe, F, 16.0, "again") is None and len(library.told) == 1
+    closed = breaker.adopt(agreed_on(CLOSED, version=3, ramp_s=10.0, ramp_until=26.0), library, 16.1)
+    assert closed is not None and not breaker.shared
+    assert breaker.share(21.0) == 0.5
+
+
+def test_a_probe_of_an_older_version_tells_nobody() -> None:
+    breaker, library = breaker_of(rule_of()), Library()
+    breaker.adopt(agreed_on(HALF_OPEN), library, 5.0)
+    breaker.lend(1)
+    probe = permitted(breaker, 5.0)
+    breaker.adopt(agreed_on(OPEN, version=2), library, 6.0)
+    assert breaker.record(probe, F, 7.0, "late") is None and not library.told
+    assert not breaker.lend(2), "it is on trial no longer"
+
+
+def test_a_probe_that_nobody_used_can_be_taken_back_once() -> None:
+    breaker = breaker_of(rule_of())
+    breaker.adopt(agreed_on(HALF_OPEN), Library(), 5.0)
+    breaker.lend(1)
+    assert breaker.take_back(1) and not breaker.take_back(1)
+    breaker.lend(2)
+    permitted(breaker, 5.0)
+    assert not breaker.take_back(2)
+
+
+def test_what_it_trips_itself_is_its_own_until_the_others_agree() -> None:
+    breaker, library = breaker_of(rule_of(consecutive=2)), Library()
+    feed(breaker, [F] * 2)
+    before = (breaker.ours, breaker.shared, breaker.generation)
+    assert breaker.adopt(agreed_on(OPEN), library, 3.0) is None, "it was open already"
+    assert (before, (breaker.ours, breaker.shared, breaker.generation)) == ((True, False, 1), (False, True, 1))
+    assert breaker.retry_at(4.0) == 15.0
+
+
+def test_without_the_log_it_is_its_own_again_and_waits_for_its_share_of_the_probes() -> None:
+    breaker, library = breaker_of(rule_of(consecutive=2)), Library()
+    breaker.adopt(agreed_on(OPEN), library, 5.0)
+    assert breaker.lost(20.0, 6.0) is None
+    assert isinstance(breaker.acquire(34.9), Denied)
+    assert permitted(breaker, 35.0).probe and not library.wanted
+    trial = breaker_of(rule_of(consecutive=2))
+    trial.adopt(agreed_on(HALF_OPEN), library, 5.0)
+    moved = trial.lost(20.0, 6.0)
+    assert moved is not None and (moved.new, moved.why, moved.agreed) == (OPEN, "log_away", True)
+    mine = breaker_of(rule_of(consecutive=2))
+    mine.adopt(agreed_on(HALF_OPEN), library, 5.0)
+    mine.lend(1)
+    probe = permitted(mine, 5.0)
+    assert mine.lost(20.0, 6.0) is None
+    assert mine.record(probe, F, 7.0, "x") is not None and mine.state is OPEN and not library.told
+    assert breaker_of(rule_of()).lost(1.0, 1.0) is None
+
+
+def test_what_would_leave_too_few_is_not_taken_over_unless_ordered() -> None:
+    roster = Roster()
+    roster.resize(2, 0.5)
+    one, two = (Breaker(Scope.NODE, k, "chat", rule_of(), 0.0, lease_s=60.0, roster=roster) for k in ("a:80", "b:80"))
+    assert one.adopt(agreed_on(OPEN), Library(), 5.0) is not None
+    assert two.adopt(agreed_on(OPEN), Library(), 5.0) is None and two.state is CLOSED
+    assert two.adopt(agreed_on(OPEN, version=2, held_until=math.inf, by="ann"), Library(), 5.0) is not None
+    off = breaker_of(rule_of(mode="off"))
+    assert off.adopt(agreed_on(OPEN), Library(), 5.0) is None and off.state is CLOSED
+    assert off.adopt(agreed_on(OPEN, version=2, held_until=math.inf), Library(), 5.0) is not None
+
+
+def test_suspicion_halves_what_opens_until_a_success() -> None:
+    breaker = breaker_of(rule_of(consecutive=6))
+    breaker.suspect()
+    assert [record(breaker, F, 1.0) is not None for _ in range(3)] == [False, False, True]
+    other = breaker_of(rule_of(consecutive=6))
+    other.suspect()
+    feed(other, [S] + [F] * 5)
+    assert other.state is CLOSED
+
+
+# --- orders that end --------------------------------------------------------------------------------------------------
+
+
+def test_an_order_ends_by_itself_and_the_breaker_may_be_probed() -> None:
+    breaker = breaker_of(rule_of())
+    breaker.force("open", 1.0, "ann", 61.0)
+    assert breaker.held_until == 61.0 and breaker.retry_at(60.5) == 61.0
+    assert isinstance(breaker.acquire(60.9), Denied) and not breaker.can_probe(60.9)
+    assert breaker.can_probe(61.0) and permitted(breaker, 61.0).probe
+    assert breaker.held_until is None
+
+
+@pytest.mark.parametrize("state", [CLOSED, OPEN])
+def test_hold_leaves_it_as_it_is(state: State) -> None:
+    breaker = breaker_of(rule_of(consecutive=2))
+    if state is OPEN:
+        feed(breaker, [F] * 2)
+    assert breaker.force("hold", 3.0, "ann", 100.0) is None
+    if state is CLOSED:
+        feed(breaker, [F] * 5, 4.0)
+    assert breaker.state is state and not breaker.can_probe(99.0)
+    assert breaker.held_open == (state is OPEN)
+    if state is CLOSED:
+        breaker.expire(100.0)
+        assert breaker.record(permitted(breaker, 100.0), F, 100.0, "x") is not None
+    else:
+        assert permitted(breaker, 100.0).probe
+
+
+def test_holding_one_on_trial_opens_it_and_reset_ends_every_order() -> None:
+    breaker, _ = half_open()
+    moved = breaker.force("hold", 11.0, "ann")
+    assert moved is not None and moved.new is OPEN and breaker.held_until == math.inf
+    breaker.force("reset", 12.0, "ann")
+    assert breaker.state is CLOSED and breaker.held_until is None
 
 
 def test_every_state_reaches_every_other() -> None:
