@@ -21,7 +21,7 @@ import uvloop
 
 from sidecar import installed
 from sidecar.admin.app import serve_admin
-from sidecar.admin.facts import Phase
+from sidecar.admin.facts import LogFacts, Phase
 from sidecar.admin.ready import readiness
 from sidecar.core.fleet import Fleet
 from sidecar.downstream.listener import Listener
@@ -60,6 +60,7 @@ class Running:
         self.logs = logs
         self.pool = pool
         self.phase = Phase.STARTING
+        self.log: LogFacts | None = None
         self.proxy_port = 0
         self.admin_port: int | None = None
         self.pipeline: Pipeline

@@ -16,7 +16,9 @@ from types import TracebackType
 from aiohttp import web
 
 from sidecar.admin import views
+from sidecar.admin.answer import encoded, error, page
 from sidecar.admin.facts import Facts
+from sidecar.admin.log import LogPages
 from sidecar.admin.operator import FORWARDED, why_not
 from sidecar.admin.ready import readiness
 from sidecar.core.breaker import Action, Scope
@@ -85,6 +87,7 @@ def application(facts: Facts) -> web.Application:
     app.router.add_get(r"/sessions/{id:(?s:.+)}", pages.sessions)
     app.router.add_get("/policy", pages.policy)
     app.router.add_post("/drain", pages.drain)
+    LogPages(facts).register(app)
     return app
 
 
@@ -93,16 +96,16 @@ class _Pages:
         self._facts = facts
 
     async def livez(self, request: web.Request) -> web.Response:
-        return _json({"live": True})
+        return page({"live": True})
 
     async def readyz(self, request: web.Request) -> web.Response:
         facts = self._facts
         verdict = readiness(facts.phase, facts.store.current, facts.fleet, facts.now())
-        return _json(verdict, 200 if verdict.ready else 503)
+        return page(verdict, 200 if verdict.ready else 503)
 
     async def healthz(self, request: web.Request) -> web.Response:
-        page = views.health(self._facts)
-        return _json(page, 200 if page.status == "ready" else 503)
+        health = views.health(self._facts)
+        return page(health, 200 if health.status == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = await self._facts.exposition()
@@ -118,21 +121,21 @@ class _Pages:
             body += views.encode(some)[1:-1]
             await asyncio.sleep(0)
         body += b"]"
-        return _body(body)
+        return encoded(body)
 
     async def override(self, request: web.Request) -> web.Response:
         _require_operator(request)
         scope, key, action = (request.match_info[name] for name in ("scope", "key", "action"))
         order = ACTIONS.get(action)
         if scope not in set(Scope) or order is None:
-            return _error(404, "scopes are request, session, node; actions are open, close, reset", "unknown_action")
+            return error(404, "scopes are request, session, node; actions are open, close, reset", "unknown_action")
         facts = self._facts
         transitions = facts.fleet.override(Scope(scope), key, order, facts.now(), "operator")
         if transitions is None:
-            return _error(404, "no such breaker", "unknown_breaker")
+            return error(404, "no such breaker", "unknown_breaker")
         for transition in transitions:
             facts.recorder.transition(transition)
-        return _json(list(views.breakers(facts, scope, key)))
+        return page(list(views.breakers(facts, scope, key)))
 
     async def routes(self, request: web.Request) -> web.Response:
         lines = []
@@ -140,19 +143,19 @@ class _Pages:
             if line is not None:
                 lines.append(line)
             await asyncio.sleep(0)
-        return _json(lines)
+        return page(lines)
 
     async def sessions(self, request: web.Request) -> web.Response:
         lines = views.sessions(self._facts, request.match_info["id"])
-        return _json(lines) if lines else _error(404, "no such session", "unknown_session")
+        return page(lines) if lines else error(404, "no such session", "unknown_session")
 
     async def policy(self, request: web.Request) -> web.Response:
-        return _json(views.policy(self._facts))
+        return page(views.policy(self._facts))
 
     async def drain(self, request: web.Request) -> web.Response:
         _require_operator(request)
         self._facts.drain()
-        return _json({"draining": True}, 202)
+        return page({"draining": True}, 202)
 
 
 def _listening_place(path: str) -> socket:
@@ -197,24 +200,12 @@ def _require_operator(request: web.Request) -> None:
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except web.HTTPException as error:
-        if error.status < 400:
+    except web.HTTPException as raised:
+        if raised.status < 400:
             raise
-        words = {403: error.text, 404: "no such page", 405: "no such method here"}
-        response = _error(error.status, words.get(error.status) or error.reason, error.reason.lower().replace(" ", "_"))
-        if "allow" in error.headers:
-            response.headers["allow"] = error.headers["allow"]
+        words = {403: raised.text, 404: "no such page", 405: "no such method here"}
+        code = raised.reason.lower().replace(" ", "_")
+        response = error(raised.status, words.get(raised.status) or raised.reason, code)
+        if "allow" in raised.headers:
+            response.headers["allow"] = raised.headers["allow"]
         return response
-
-
-def _json(page: object, status: int = 200) -> web.Response:
-    return _body(views.encode(page), status)
-
-
-def _body(body: bytes | bytearray, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
-
-
-def _error(status: int, message: str, code: str) -> web.Response:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return _json({"error": error}, status)

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 from sidecar.core.fleet import Fleet
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.ports import Recorder
@@ -16,8 +18,90 @@ class Phase(StrEnum):
     DRAINING = "draining"
 
 
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
+    """One record of the log, as operators see it.
+
+    `id` is unique in the log. `ts_us` and `expires_us` (0: never) are the server's clock, microseconds since the epoch.
+    `key` is the register's (`node:chat/127.0.0.1:8000`); scope (or `route`), service and name are its parts. `kind` is
+    `transition`, `override`, `suspect` or `route`; `state` that of the register after it. `by` is the sidecar that said
+    so, of an order the operator. `tx` is a trace id, in hex. `held`: nothing but the next order, or `expires_us`, moves
+    it. `wait_s` is how long an open breaker waits.
+    """
+
+    id: str
+    ts_us: int
+    key: str
+    scope: str
+    service: str
+    name: str
+    kind: str
+    state: str
+    epoch: int
+    version: int
+    why: str = ""
+    evidence: str = ""
+    by: str = ""
+    tx: str = ""
+    held: bool = False
+    expires_us: int = 0
+    wait_s: float = 0.0
+
+
+class LogView(msgspec.Struct, frozen=True):
+    """How it stands with the log.
+
+    `state`: `up`, `away` (the server does not answer: local state decides) or `local` (there is no server). `since` is
+    when that began, Unix seconds. `last_error` is empty if there never was one. `lag_records` is how many records are
+    known to be written and not read yet; `ring` how many of our own wait to be written, `dropped` how many of those
+    fell out. `members` is how many sidecars live; `position` how far the log was read.
+    """
+
+    state: str
+    since: float
+    last_error: str = ""
+    lag_records: int = 0
+    ring: int = 0
+    dropped: int = 0
+    members: int = 0
+    position: str = ""
+
+
+class LogAway(Exception):
+    """The log's server does not answer, in words for an operator."""
+
+
+class Subscription(Protocol):
+    """One reader's live records, in a bounded queue: what it does not take in time falls out, the oldest first."""
+
+    async def next(self) -> list[LogRecord]:
+        """All that came since the last call, oldest first; waits for the first. Cancelled, it has taken nothing."""
+
+    @property
+    def lost(self) -> int:
+        """How many records fell out so far."""
+
+    def close(self) -> None:
+        """Let go of the queue; again is harmless. Nobody waits in `next` then."""
+
+
+class LogFacts(Protocol):
+    """The log, as far as operators look into it."""
+
+    def view(self) -> LogView:
+        """How it stands, from memory."""
+
+    async def history(self, key: str | None, since_us: int | None, limit: int) -> list[LogRecord]:
+        """The newest `limit` records of one register (None: of all) since then (None: ever), oldest first.
+
+        LogAway if they cannot be had; in its own time, the caller sets no deadline. ValueError if `key` is none.
+        """
+
+    def subscribe(self) -> Subscription:
+        """What is told from now on."""
+
+
 class Facts(Protocol):
-    """Read at every request, on the loop; nothing here may wait, except the metrics."""
+    """Read at every request, on the loop; nothing here may wait, except the metrics and the log's history."""
 
     @property
     def fleet(self) -> Fleet: ...
@@ -28,6 +112,10 @@ class Facts(Protocol):
     @property
     def recorder(self) -> Recorder:
         """Takes the transitions that an operator's override causes."""
+
+    @property
+    def log(self) -> LogFacts | None:
+        """None: no log is kept."""
 
     @property
     def phase(self) -> Phase: ...

@@ -7,7 +7,7 @@ from math import exp
 
 import msgspec
 
-from sidecar.admin.facts import Facts
+from sidecar.admin.facts import Facts, LogRecord, LogView
 from sidecar.admin.ready import readiness, usable
 from sidecar.core.breaker import Scope
 from sidecar.core.fleet import BreakerView, Fleet, Node, ServiceState
@@ -111,6 +111,44 @@ class PolicyPage(msgspec.Struct, frozen=True):
     policy: Snapshot
 
 
+class LogLine(msgspec.Struct, frozen=True, gc=False):
+    """One record of the log. `ts` and `expires` (empty: never) are ISO 8601 in UTC, by the log's server.
+
+    The rest is as in `facts.LogRecord`.
+    """
+
+    id: str
+    ts: str
+    key: str
+    scope: str
+    service: str
+    name: str
+    kind: str
+    state: str
+    epoch: int
+    version: int
+    why: str
+    evidence: str
+    by: str
+    tx: str
+    held: bool
+    expires: str
+    wait_s: float
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """How it stands with the log; `since` is ISO 8601 in UTC, the rest as in `facts.LogView`."""
+
+    state: str
+    since: str
+    last_error: str
+    lag_records: int
+    ring: int
+    dropped: int
+    members: int
+    position: str
+
+
 class Part(msgspec.Struct, frozen=True):
     """One part of the process, for `/healthz`."""
 
@@ -119,12 +157,16 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class HealthPage(msgspec.Struct, frozen=True):
-    """`status` is `ready` or `not_ready`; `reason` is empty when ready."""
+    """`status` is `ready` or `not_ready`; `reason` is empty when ready; `log` null: none is kept.
+
+    A log that is away makes a part that is not ok, and no sidecar unready: it serves on local state.
+    """
 
     status: str
     reason: str
     phase: str
     parts: dict[str, Part]
+    log: LogPart | None
 
 
 def breakers(facts: Facts, scope: str = "", key: str = "") -> Iterator[BreakerLine]:
@@ -205,14 +247,42 @@ def health(facts: Facts) -> HealthPage:
     store = facts.store
     verdict = readiness(facts.phase, store.current, facts.fleet, now)
     able, total = _count(facts.fleet, now)
+    log = _log(facts.log.view()) if facts.log is not None else None
+    parts = {
+        "policy": Part(store.last_error is None, store.last_error or f"version {store.current.version}"),
+        "endpoints": Part(able > 0, f"{able} of {total} usable"),
+    }
+    if log is not None:
+        parts["log"] = Part(log.state != "away", _words(log))
     return HealthPage(
         status="ready" if verdict.ready else "not_ready",
         reason=verdict.reason,
         phase=facts.phase.value,
-        parts={
-            "policy": Part(store.last_error is None, store.last_error or f"version {store.current.version}"),
-            "endpoints": Part(able > 0, f"{able} of {total} usable"),
-        },
+        parts=parts,
+        log=log,
+    )
+
+
+def record(told: LogRecord) -> LogLine:
+    """A record of the log, as it is shown."""
+    return LogLine(
+        id=told.id,
+        ts=iso(told.ts_us / 1e6),
+        key=told.key,
+        scope=told.scope,
+        service=told.service,
+        name=told.name,
+        kind=told.kind,
+        state=told.state,
+        epoch=told.epoch,
+        version=told.version,
+        why=told.why,
+        evidence=told.evidence,
+        by=told.by,
+        tx=told.tx,
+        held=told.held,
+        expires=iso(told.expires_us / 1e6) if told.expires_us else "",
+        wait_s=told.wait_s,
     )
 
 
@@ -252,6 +322,38 @@ def _detector(fleet: Fleet, view: BreakerView) -> DetectorLine | None:
         overload=normal.overload,
         panic=normal.panic,
     )
+
+
+def _log(view: LogView) -> LogPart:
+    return LogPart(
+        state=view.state,
+        since=iso(view.since),
+        last_error=view.last_error,
+        lag_records=view.lag_records,
+        ring=view.ring,
+        dropped=view.dropped,
+        members=view.members,
+        position=view.position,
+    )
+
+
+def _words(log: LogPart) -> str:
+    """How it stands, in a line; what is 0 is not worth a word."""
+    words = [f"{log.state} since {log.since}"]
+    if log.state == "away" and log.last_error:
+        words.append(log.last_error)
+    if log.state != "local":
+        words.append(f"{log.members} sidecars")
+    words.extend(
+        f"{count} {what}"
+        for count, what in (
+            (log.lag_records, "records behind"),
+            (log.ring, "waiting to be written"),
+            (log.dropped, "lost unwritten"),
+        )
+        if count
+    )
+    return ", ".join(words)
 
 
 def _route(name: str, service: ServiceState, endpoints: list[EndpointLine]) -> RouteLine:

@@ -1,10 +1,12 @@
 """A process as the admin pages see it, with clocks that stand still."""
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
-from sidecar.admin.facts import Facts, Phase
+from sidecar.admin.facts import Facts, LogAway, LogFacts, LogRecord, LogView, Phase
 from sidecar.core.breaker import Breaker, Permit, State, Transition
 from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Condemned
@@ -57,6 +59,85 @@ class Transitions:
         raise NotImplementedError
 
 
+def log_record(n: int, name: str = A, **changes: object) -> LogRecord:
+    """The `n`th record: that a node opened, `n` seconds after Unix second 1,700,000,000."""
+    record = LogRecord(
+        id=f"0-{n}",
+        ts_us=(1_700_000_000 + n) * 1_000_000,
+        key=f"node:chat/{name}",
+        scope="node",
+        service="chat",
+        name=name,
+        kind="transition",
+        state="open",
+        epoch=1_700_000_000,
+        version=n,
+        why="consecutive",
+        evidence="5 failures in a row, the last: reset",
+        by="pod-0",
+        tx=f"{n:032x}",
+        wait_s=10.0,
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+class FakeSubscription:
+    """A reader's queue of at most `most` records."""
+
+    def __init__(self, log: "FakeLog", most: int) -> None:
+        self.lost = 0
+        self._log = log
+        self._waiting: deque[LogRecord] = deque(maxlen=most)
+        self._some = asyncio.Event()
+        log.subscribed.append(self)
+
+    def put(self, record: LogRecord) -> None:
+        self.lost += len(self._waiting) == self._waiting.maxlen
+        self._waiting.append(record)
+        self._some.set()
+
+    async def next(self) -> list[LogRecord]:
+        await self._some.wait()
+        self._some.clear()
+        records = list(self._waiting)
+        self._waiting.clear()
+        return records
+
+    def close(self) -> None:
+        if self in self._log.subscribed:
+            self._log.subscribed.remove(self)
+
+
+class FakeLog:
+    """A log in memory; `away` is what its server's absence is called."""
+
+    def __init__(self, records: Sequence[LogRecord] = (), most: int = 1000) -> None:
+        self.records = list(records)
+        self.most = most
+        self.away = ""
+        self.stood = LogView("up", 1_699_999_000.0, members=3, position="0-7")
+        self.subscribed: list[FakeSubscription] = []
+
+    def tell(self, record: LogRecord) -> None:
+        self.records.append(record)
+        for each in self.subscribed:
+            each.put(record)
+
+    def view(self) -> LogView:
+        return self.stood
+
+    async def history(self, key: str | None, since_us: int | None, limit: int) -> list[LogRecord]:
+        if self.away:
+            raise LogAway(self.away)
+        if key is not None and "/" not in key:
+            raise ValueError(f"{key!r} is not SCOPE:SERVICE/NAME")
+        found = [one for one in self.records if key in (None, one.key) and one.ts_us >= (since_us or 0)]
+        return found[-limit:]
+
+    def subscribe(self) -> FakeSubscription:
+        return FakeSubscription(self, self.most)
+
+
 class StillFacts:
     """`Facts` of a process at monotonic second 1000, which is Unix second 1,700,000,000."""
 
@@ -68,6 +149,7 @@ class StillFacts:
         self.phase = Phase.SERVING
         self.monotonic_s = 1000.0
         self.drains = 0
+        self.log: LogFacts | None = None
 
     def now(self) -> float:
         return self.monotonic_s

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from sidecar.admin import views
-from sidecar.admin.facts import Phase
+from sidecar.admin.facts import LogView, Phase
 from sidecar.core import evidence
 from sidecar.core.breaker import Permit, Scope, State
 from sidecar.core.fleet import Node, ServiceState
 from sidecar.kernel.ids import ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Endpoint, NodeBreaker, Snapshot
-from tests.admin.facts import CHAT, NO_FLOOR, A, B, StillFacts, breaker, service, snapshot, trip
+from tests.admin.facts import CHAT, NO_FLOOR, A, B, FakeLog, StillFacts, breaker, service, snapshot, trip
 
 EPOCH = "2023-11-14T22:13:20.000Z"
 """The still clock's now."""
@@ -269,12 +269,42 @@ def test_health_names_its_parts() -> None:
             "policy": {"ok": True, "detail": "version 7"},
             "endpoints": {"ok": True, "detail": "1 of 2 usable"},
         },
+        "log": None,
     }
     trip([breaker(facts, B)], 1000.0)
     page = views.health(facts)
     assert (page.status, page.reason, page.parts["endpoints"].ok) == ("not_ready", "no endpoint is usable", False)
     facts.phase = Phase.DRAINING
     assert views.health(facts).reason == "draining"
+
+
+@pytest.mark.parametrize(
+    ("view", "ok", "detail"),
+    [
+        (LogView("up", 1_699_999_000.0, members=3), True, "up since 2023-11-14T21:56:40.000Z, 3 sidecars"),
+        (
+            LogView("away", 1_700_000_000.0, "connection refused", ring=7, dropped=1, members=3),
+            False,
+            f"away since {EPOCH}, connection refused, 3 sidecars, 7 waiting to be written, 1 lost unwritten",
+        ),
+        (
+            LogView("up", 1_700_000_000.0, "timed out", lag_records=5, members=3),
+            True,
+            f"up since {EPOCH}, 3 sidecars, 5 records behind",
+        ),
+        (LogView("local", 1_700_000_000.0, members=1), True, f"local since {EPOCH}"),
+    ],
+    ids=["up", "away", "behind", "local"],
+)
+def test_health_says_how_it_stands_with_the_log_and_is_ready_without(view: LogView, ok: bool, detail: str) -> None:
+    facts, log = StillFacts(snapshot(service(A))), FakeLog()
+    facts.log, log.stood = log, view
+    page = views.health(facts)
+    assert page.status == "ready"
+    assert page.parts["log"] == views.Part(ok, detail)
+    assert page.log is not None
+    numbers = ("state", "last_error", "lag_records", "ring", "dropped", "members", "position")
+    assert [getattr(page.log, name) for name in numbers] == [getattr(view, name) for name in numbers]
 
 
 def test_only_durations_are_taught_to_the_encoder() -> None:
