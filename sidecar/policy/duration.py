@@ -2,11 +2,12 @@
 
 A bare number is refused rather than taken for seconds: `timeout: 250` is off by a factor of a thousand for half of its
 readers. Only seconds take a fraction, so that form and range together are one pattern, which the JSON Schema can hold.
+What is kept, and not waited for, may be kept for days: those have a form of their own (`1m` to `7d`).
 """
 
 import re
 
-_SCALE = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SCALE = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _FORM = re.compile(r"([0-9]{1,9})(\.[0-9]{1,3})?(ms|s|m|h)")
 
 PATTERN = (
@@ -18,6 +19,9 @@ PATTERN = (
     ")$"
 )
 _VALID = re.compile(PATTERN)
+
+LONG_PATTERN = r"^(([1-9][0-9]{0,3}|100[0-7][0-9]|10080)m|([1-9][0-9]?|1[0-5][0-9]|16[0-8])h|[1-7]d)$"
+_LONG = re.compile(LONG_PATTERN)
 
 
 def parse_seconds(text: str) -> float:
@@ -33,6 +37,15 @@ def parse_seconds(text: str) -> float:
             f'"{text}" is not a duration from "1ms" to "1h"; only seconds take a fraction ("1.5s"), and no leading zero'
         )
     return float(number + (fraction or "")) * _SCALE[unit]
+
+
+def parse_long(text: str) -> float:
+    """`text` in seconds, 60-604800. ValueError, in words for the operator, for any other form or range."""
+    if _LONG.fullmatch(text) is None:
+        raise ValueError(
+            f'"{text[:40]}" is not a duration from "1m" to "7d": write a whole number with m, h or d, such as "90m"'
+        )
+    return float(text[:-1]) * _SCALE[text[-1]]
 
 
 def format_seconds(seconds: float) -> str:

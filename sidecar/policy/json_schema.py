@@ -12,8 +12,16 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from sidecar.policy.duration import PATTERN
-from sidecar.policy.schema import MeshBreakerDocument, PolicyDocument, Seconds, Service, Source, encode_hook
+from sidecar.policy.duration import LONG_PATTERN, PATTERN
+from sidecar.policy.schema import (
+    LongSeconds,
+    MeshBreakerDocument,
+    PolicyDocument,
+    Seconds,
+    Service,
+    Source,
+    encode_hook,
+)
 
 # Rules within one object that the types do not carry; `check` has them for the loader.
 _ALSO: dict[type, dict[str, Any]] = {
@@ -53,6 +61,8 @@ def _of(kind: inspect.Type, kinds: dict[str, Any]) -> dict[str, Any]:
             return {**_of(inner, kinds), **(extra or {})}
         case inspect.CustomType(cls=cls) if cls is Seconds:
             return {"type": "string", "pattern": PATTERN}
+        case inspect.CustomType(cls=cls) if cls is LongSeconds:
+            return {"type": "string", "pattern": LONG_PATTERN}
         case inspect.StrType():
             return _with({"type": "string"}, minLength=kind.min_length, maxLength=kind.max_length, pattern=kind.pattern)
         case inspect.BoolType():

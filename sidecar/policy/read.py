@@ -17,9 +17,9 @@ from msgspec import inspect
 
 from sidecar.policy.document import Mapping, Node, Scalar
 from sidecar.policy.document import Sequence as ListNode
-from sidecar.policy.duration import parse_seconds
+from sidecar.policy.duration import parse_long, parse_seconds
 from sidecar.policy.errors import Faults, PolicyError, Step, path_of, quote
-from sidecar.policy.schema import Seconds
+from sidecar.policy.schema import LongSeconds, Seconds
 
 
 class Bad:
@@ -90,6 +90,8 @@ class Reader:
                 return self._value(node, inner, path, (extra or {}).get("description", ""))
             case inspect.CustomType(cls=cls) if cls is Seconds:
                 return self._seconds(node, path)
+            case inspect.CustomType(cls=cls) if cls is LongSeconds:
+                return self._seconds(node, path, long=True)
             case inspect.StrType():
                 return self._text(node, kind, path, words)
             case inspect.BoolType():
@@ -111,15 +113,16 @@ class Reader:
             case _:
                 raise TypeError(f"{path}: policies have no fields of type {kind}")
 
-    def _seconds(self, node: Node, path: str) -> Any:
+    def _seconds(self, node: Node, path: str, *, long: bool = False) -> Any:
         if not isinstance(node, Scalar) or node.kind in ("null", "bool"):
-            return self._wrong(node, path, f'expected a duration such as "10s", got {_describe(node)}')
-        if node.kind == "number":
             return self._wrong(
-                node, path, f'{node.value[:40]} has no unit: write "{node.value[:40]}s" or "{node.value[:40]}ms"'
+                node, path, f'expected a duration such as "{"1h" if long else "10s"}", got {_describe(node)}'
             )
+        if node.kind == "number":
+            number, units = node.value[:40], ("h", "m") if long else ("s", "ms")
+            return self._wrong(node, path, f'{number} has no unit: write "{number}{units[0]}" or "{number}{units[1]}"')
         try:
-            return Seconds(parse_seconds(node.value))
+            return LongSeconds(parse_long(node.value)) if long else Seconds(parse_seconds(node.value))
         except ValueError as exc:
             return self._wrong(node, path, str(exc))
 

@@ -43,6 +43,12 @@ class Seconds(float):
     __slots__ = ()
 
 
+class LongSeconds(Seconds):
+    """A duration in seconds, 60-604800, for what is kept; written as a string with a unit, days too, in files."""
+
+    __slots__ = ()
+
+
 def encode_hook(value: object) -> object:
     """For msgspec encoders: policy structs go out as they are written in files."""
     if isinstance(value, Seconds):
@@ -226,9 +232,10 @@ class ZoneDecay(Strict, frozen=True, kw_only=True):
 
 
 class Shared(Strict, frozen=True, kw_only=True):
-    """What sidecars agree on: how many must see a fault. Not acted on in this version."""
+    """What sidecars agree on: `quorum` of them must see a fault, summaries are kept for `retention`."""
 
     quorum: Annotated[int, Meta(ge=1, le=100)] = 2
+    retention_s: LongSeconds = field(name="retention", default=LongSeconds(3600))
 
 
 class Balance(Strict, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.policy.duration import PATTERN, format_seconds, parse_seconds
+from sidecar.policy.duration import LONG_PATTERN, PATTERN, format_seconds, parse_long, parse_seconds
 
 GOOD = {
     "1ms": 0.001,
@@ -79,3 +79,32 @@ def test_what_is_written_reads_back(ms: int) -> None:
 )
 def test_a_duration_is_written_as_operators_write_it(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    {
+        "1m": 60.0,
+        "90m": 5400.0,
+        "9999m": 599_940.0,
+        "10080m": 604_800.0,
+        "1h": 3600.0,
+        "168h": 604_800.0,
+        "1d": 86_400.0,
+        "7d": 604_800.0,
+    }.items(),
+)
+def test_what_is_kept_may_be_kept_for_days(text: str, seconds: float) -> None:
+    assert parse_long(text) == seconds
+    assert parse_long(format_seconds(seconds)) == seconds
+    assert re.search(LONG_PATTERN, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "59s", "60s", "0m", "10081m", "99999m", "01h", "169h", "0d", "8d", "1.5d", "1w", "1D", "d", "\u0661d", "1d "],
+)
+def test_any_other_long_duration_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match=r'"1m" to "7d"'):
+        parse_long(text)
+    assert not re.search(LONG_PATTERN, text)

@@ -201,3 +201,32 @@ def _load_raw(text: str) -> list[PolicyError]:
     with pytest.raises(PolicyErrors) as caught:
         load([("a.yaml", text.encode())], 1)
     return list(caught.value.errors)
+
+
+RETENTION = """apiVersion: sidecar/v1
+kind: Policy
+services:
+  - {name: chat, endpoints: [{url: "http://10.0.0.1"}], shared: {retention: %s}}
+"""
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("1m", 60.0), ("36h", 129_600.0), ("7d", 604_800.0)])
+def test_a_retention_may_be_days(written: str, seconds: float) -> None:
+    (service,) = load([("p.yaml", (RETENTION % written).encode())], 1).services
+    assert service.shared.retention_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("30s", 'not a duration from "1m" to "7d"'),
+        ("8d", 'not a duration from "1m" to "7d"'),
+        ("60", 'write "60h" or "60m"'),
+        ("true", 'such as "1h"'),
+    ],
+)
+def test_a_retention_that_is_none_is_refused_in_words(written: str, words: str) -> None:
+    with pytest.raises(PolicyErrors) as caught:
+        load([("p.yaml", (RETENTION % written).encode())], 1)
+    assert words in str(caught.value)
+    assert "$.services[0].shared.retention" in str(caught.value)
