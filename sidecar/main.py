@@ -23,6 +23,7 @@ from sidecar import installed
 from sidecar.admin.app import serve_admin
 from sidecar.admin.facts import LogFacts, Phase
 from sidecar.admin.ready import readiness
+from sidecar.core.breaker import Action, Scope
 from sidecar.core.fleet import Fleet
 from sidecar.downstream.listener import Listener
 from sidecar.policy.errors import PolicyErrors
@@ -83,6 +84,13 @@ class Running:
             self.phase = Phase.DRAINING
             self.logs.event.info("draining", live=self.pipeline.live)
         self.stopping.set()
+
+    def override(self, scope: Scope, key: str, action: Action, by: str, for_s: float) -> bool:
+        """Obey an operator; False: nobody knows `key`."""
+        moved = self.fleet.override(scope, key, action, self.now(), by, for_s)
+        for transition in moved or ():
+            self.recorder.transition(transition)
+        return moved is not None
 
     async def exposition(self) -> tuple[bytes, str]:
         """The metrics' text and its content type."""

@@ -5,7 +5,7 @@ Looking is for everybody who reaches the port; changing (`POST`) is for operator
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from errno import EADDRINUSE
 from itertools import islice
@@ -20,16 +20,15 @@ from sidecar.admin.answer import encoded, error, page
 from sidecar.admin.facts import Facts
 from sidecar.admin.log import LogPages
 from sidecar.admin.operator import FORWARDED, why_not
+from sidecar.admin.order import ACTIONS, parse_order
 from sidecar.admin.ready import readiness
-from sidecar.core.breaker import Action, Scope
+from sidecar.core.breaker import Scope
 
 STOP_S = 1.0
 """How long a page under way may take when the server stops: all but the metrics take a few milliseconds."""
 
 SLICE = 200
 """Breakers, or endpoints of a service, shown before the loop may go on: about a millisecond."""
-
-ACTIONS: Mapping[str, Action] = {"open": "open", "close": "close", "reset": "reset"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -126,16 +125,17 @@ class _Pages:
     async def override(self, request: web.Request) -> web.Response:
         _require_operator(request)
         scope, key, action = (request.match_info[name] for name in ("scope", "key", "action"))
-        order = ACTIONS.get(action)
-        if scope not in set(Scope) or order is None:
-            return error(404, "scopes are request, session, node; actions are open, close, reset", "unknown_action")
-        facts = self._facts
-        transitions = facts.fleet.override(Scope(scope), key, order, facts.now(), "operator")
-        if transitions is None:
+        known = ACTIONS.get(action)
+        if scope not in set(Scope) or known is None:
+            words = f"scopes are {', '.join(Scope)}; actions are {', '.join(ACTIONS)}"
+            return error(404, words, "unknown_action")
+        try:
+            order = parse_order(known, request.query)
+        except ValueError as exc:
+            return error(400, str(exc), "bad_order")
+        if not self._facts.override(Scope(scope), key, order.action, order.by, order.for_s):
             return error(404, "no such breaker", "unknown_breaker")
-        for transition in transitions:
-            facts.recorder.transition(transition)
-        return page(list(views.breakers(facts, scope, key)))
+        return page(list(views.breakers(self._facts, scope, key)))
 
     async def routes(self, request: web.Request) -> web.Response:
         lines = []

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import msgspec
 
+from sidecar.core.breaker import Action, Scope
 from sidecar.core.fleet import Fleet
 from sidecar.policy.store import PolicyStore
-from sidecar.proxy.ports import Recorder
 
 
 class Phase(StrEnum):
@@ -24,8 +24,9 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
     `id` is unique in the log. `ts_us` and `expires_us` (0: never) are the server's clock, microseconds since the epoch.
     `key` is the register's (`node:chat/127.0.0.1:8000`); scope (or `route`), service and name are its parts. `kind` is
     `transition`, `override`, `suspect` or `route`; `state` that of the register after it. `by` is the sidecar that said
-    so, of an order the operator. `tx` is a trace id, in hex. `held`: nothing but the next order, or `expires_us`, moves
-    it. `wait_s` is how long an open breaker waits.
+    so, of an order the operator. `tx` is the record's own id, `trace` that of the request that caused it (empty: none),
+    both in hex. `held`: nothing but the next order, or `expires_us`, moves it. `wait_s` is how long an open breaker
+    waits.
     """
 
     id: str
@@ -42,6 +43,7 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
     evidence: str = ""
     by: str = ""
     tx: str = ""
+    trace: str = ""
     held: bool = False
     expires_us: int = 0
     wait_s: float = 0.0
@@ -110,10 +112,6 @@ class Facts(Protocol):
     def store(self) -> PolicyStore: ...
 
     @property
-    def recorder(self) -> Recorder:
-        """Takes the transitions that an operator's override causes."""
-
-    @property
     def log(self) -> LogFacts | None:
         """None: no log is kept."""
 
@@ -125,6 +123,12 @@ class Facts(Protocol):
 
     def wall(self) -> float:
         """Unix seconds."""
+
+    def override(self, scope: Scope, key: str, action: Action, by: str, for_s: float) -> bool:
+        """Obey an operator here, and tell all sidecars, also where it changed no state; False: nobody knows `key`.
+
+        `for_s` is how long the order stands, infinity: until the next.
+        """
 
     def drain(self) -> None:
         """Begin to drain; again is harmless."""

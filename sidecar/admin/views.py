@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from math import exp
+from math import exp, inf
 
 import msgspec
 
@@ -42,10 +42,13 @@ class DetectorLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class BreakerLine(msgspec.Struct, frozen=True, gc=False):
-    """One breaker. `since` is ISO 8601 in UTC; `by` is empty unless an operator set it; `version` grows with change.
+    """One breaker. Times are ISO 8601 in UTC; `by` is empty unless an operator set it; `version` grows with change.
 
     `evidence` says in words what the last change was concluded from, of one that is not closed what opened it; empty if
-    it never moved. `detector` is null but in scope node, and there where the policy has none.
+    it never moved. `held`: an operator's order keeps it as it is, and `until` says when that ends, empty: with the next
+    order. `observer` is which sidecar said the last change, empty if this one; `registered` the version in the log,
+    `epoch.version`, empty where the log knows none. `detector` is null but in scope node, and there where the policy
+    has none.
     """
 
     scope: str
@@ -57,6 +60,10 @@ class BreakerLine(msgspec.Struct, frozen=True, gc=False):
     why: str
     evidence: str
     by: str
+    held: bool
+    until: str
+    observer: str
+    registered: str
     detector: DetectorLine | None
 
 
@@ -131,6 +138,7 @@ class LogLine(msgspec.Struct, frozen=True, gc=False):
     evidence: str
     by: str
     tx: str
+    trace: str
     held: bool
     expires: str
     wait_s: float
@@ -188,6 +196,10 @@ def breakers(facts: Facts, scope: str = "", key: str = "") -> Iterator[BreakerLi
             why=view.why,
             evidence=view.evidence,
             by=view.by,
+            held=view.held_until is not None and view.held_until > now,
+            until=_until(view.held_until, now, wall),
+            observer=view.observer,
+            registered="{}.{}".format(*view.registered) if any(view.registered) else "",
             detector=_detector(facts.fleet, view),
         )
 
@@ -280,6 +292,7 @@ def record(told: LogRecord) -> LogLine:
         evidence=told.evidence,
         by=told.by,
         tx=told.tx,
+        trace=told.trace,
         held=told.held,
         expires=iso(told.expires_us / 1e6) if told.expires_us else "",
         wait_s=told.wait_s,
@@ -298,6 +311,11 @@ def encode(page: object) -> bytes:
 def iso(unix_s: float) -> str:
     """ISO 8601 in UTC, milliseconds."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _until(held_until: float | None, now: float, wall: float) -> str:
+    """When an order ends; empty where there is none, or no end."""
+    return "" if held_until is None or not now < held_until < inf else iso(wall + held_until - now)
 
 
 def _detector(fleet: Fleet, view: BreakerView) -> DetectorLine | None:

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from sidecar.admin.facts import Facts, LogAway, LogFacts, LogRecord, LogView, Phase
-from sidecar.core.breaker import Breaker, Permit, State, Transition
+from sidecar.core.breaker import Action, Breaker, Permit, Scope, State, Transition
 from sidecar.core.fleet import Fleet
-from sidecar.core.poison import Condemned
-from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Breakers, Endpoint, NodeBreaker, Service, Snapshot
 from sidecar.policy.store import PolicyStore
-from sidecar.proxy.ports import AttemptRecord, RequestRecord
 
 A = EndpointKey("127.0.0.1:8000")
 B = EndpointKey("127.0.0.1:8001")
@@ -32,31 +29,6 @@ def service(*endpoints: Endpoint | str, name: str = CHAT, **changes: object) -> 
 def snapshot(*services: Service, **changes: object) -> Snapshot:
     """A policy of these services."""
     return msgspec.structs.replace(Snapshot(version=7, services=services), **changes)
-
-
-class Transitions:
-    """A recorder that keeps transitions, and refuses to be told anything else."""
-
-    def __init__(self) -> None:
-        self.seen: list[Transition] = []
-
-    def transition(self, transition: Transition) -> None:
-        self.seen.append(transition)
-
-    def attempt(self, record: AttemptRecord) -> None:
-        raise NotImplementedError
-
-    def request(self, record: RequestRecord) -> None:
-        raise NotImplementedError
-
-    def condemned(self, prompt: Condemned) -> None:
-        raise NotImplementedError
-
-    def refused(self, reason: Reason) -> None:
-        raise NotImplementedError
-
-    def malformed_upstream(self, endpoint: EndpointKey) -> None:
-        raise NotImplementedError
 
 
 def log_record(n: int, name: str = A, **changes: object) -> LogRecord:
@@ -76,6 +48,7 @@ def log_record(n: int, name: str = A, **changes: object) -> LogRecord:
         evidence="5 failures in a row, the last: reset",
         by="pod-0",
         tx=f"{n:032x}",
+        trace=f"{n:032x}",
         wait_s=10.0,
     )
     return msgspec.structs.replace(record, **changes)
@@ -145,7 +118,8 @@ class StillFacts:
         self.fleet = Fleet(lambda: 0.5)
         self.fleet.apply(policy, 1000.0)
         self.store = PolicyStore(policy)
-        self.recorder = Transitions()
+        self.transitions: list[Transition] = []
+        self.orders: list[tuple[Scope, str, Action, str, float]] = []
         self.phase = Phase.SERVING
         self.monotonic_s = 1000.0
         self.drains = 0
@@ -156,6 +130,14 @@ class StillFacts:
 
     def wall(self) -> float:
         return 1_700_000_000.0 + self.monotonic_s - 1000.0
+
+    def override(self, scope: Scope, key: str, action: Action, by: str, for_s: float) -> bool:
+        moved = self.fleet.override(scope, key, action, self.now(), by, for_s)
+        if moved is None:
+            return False
+        self.orders.append((scope, key, action, by, for_s))
+        self.transitions.extend(moved)
+        return True
 
     def drain(self) -> None:
         self.drains += 1

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import stat
 from collections.abc import AsyncIterator
+from math import inf
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,12 +14,13 @@ import msgspec
 import pytest
 from yarl import URL
 
-from sidecar.admin.app import ACTIONS, SLICE, STOP_S, serve_admin
+from sidecar.admin.app import SLICE, STOP_S, serve_admin
 from sidecar.admin.facts import Phase
-from sidecar.core.breaker import Scope
+from sidecar.admin.order import ACTIONS
+from sidecar.core.breaker import Action, Scope, State
 from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.policy.schema import Endpoint
-from tests.admin.facts import CHAT, A, StillFacts, breaker, service, snapshot
+from tests.admin.facts import CHAT, A, StillFacts, breaker, service, snapshot, trip
 
 PAGES = ["/livez", "/readyz", "/healthz", "/metrics", "/breakers", "/routes", "/policy"]
 
@@ -97,7 +99,7 @@ async def test_live_whatever_the_phase(phase: Phase) -> None:
         assert (await admin.ask("GET", "/livez")).status == 200
 
 
-@pytest.mark.parametrize("action", list(ACTIONS))
+@pytest.mark.parametrize("action", ["open", "close", "reset"])
 async def test_node_is_opened_closed_and_reset(action: str) -> None:
     async with door() as admin:
         before = "closed" if action == "open" else "open"
@@ -109,8 +111,48 @@ async def test_node_is_opened_closed_and_reset(action: str) -> None:
         (line,) = msgspec.convert(answer.json(), list[dict[str, object]])
         assert (line["key"], line["state"], line["by"]) == (A, after, "operator")
         assert breaker(admin.facts).state.value == after
-        (transition,) = admin.facts.recorder.seen
+        (transition,) = admin.facts.transitions
         assert (transition.old.value, transition.new.value) == (before, after)
+
+
+@pytest.mark.parametrize("before", ["open", "closed"])
+async def test_node_is_held_as_it_is(before: str) -> None:
+    async with door() as admin:
+        if before == "open":
+            trip([breaker(admin.facts)], 1000.0)
+        answer = await admin.ask("POST", f"/breakers/node/{A}/hold?for=2h&by=ann")
+        (line,) = msgspec.convert(answer.json(), list[dict[str, object]])
+        assert (line["state"], line["by"], line["held"]) == (before, "ann", True)
+        assert line["until"] == "2023-11-15T00:13:20.000Z"
+        assert admin.facts.transitions == []
+
+
+@pytest.mark.parametrize("action", list(ACTIONS))
+async def test_order_has_its_author_and_its_end(action: Action) -> None:
+    async with door() as admin:
+        lasts = action in ("open", "hold")
+        query = "?by=Ann%20%C3%96.&for=10m" if lasts else "?by=Ann%20%C3%96."
+        for _ in range(2):  # an order that changes nothing is one, too
+            assert (await admin.ask("POST", f"/breakers/node/{A}/{action}{query}")).status == 200
+        assert admin.facts.orders == 2 * [(Scope.NODE, A, action, "Ann Ö.", 600.0 if lasts else inf)]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("for=10", 'for: "10" is not a duration: write a whole number with s, m, h or d, such as "10m"'),
+        ("for=31d", 'for: "31d" is not a duration from "1s" to "30d"'),
+        ("by=", "by: a name has 1-64 printable characters"),
+        ("by=a%0Ab", "by: a name has 1-64 printable characters"),
+        ("force=1", '"force" is no parameter of an order: there are by and for'),
+    ],
+)
+async def test_order_that_means_nothing_is_400_and_changes_nothing(query: str, words: str) -> None:
+    async with door() as admin:
+        answer = await admin.ask("POST", f"/breakers/node/{A}/open?{query}")
+        assert (answer.status, answer.error_code()) == (400, "bad_order")
+        assert msgspec.json.decode(answer.body)["error"]["message"] == words
+        assert breaker(admin.facts).state is State.CLOSED
 
 
 @pytest.mark.parametrize("size", [0, 1, SLICE - 1, SLICE, SLICE + 1, 3 * SLICE])
@@ -126,7 +168,7 @@ async def test_order_that_changes_nothing_is_obeyed_without_a_transition() -> No
     async with door() as admin:
         answer = await admin.ask("POST", f"/breakers/node/{A}/close")
         assert answer.status == 200
-        assert admin.facts.recorder.seen == []
+        assert admin.facts.transitions == []
 
 
 KEYS = [
@@ -170,7 +212,7 @@ async def test_any_kind_of_request_can_be_named(key: str) -> None:
     async with door() as admin:
         admin.facts.fleet.services[CHAT].request_breaker(key, 1000.0)
         assert (await admin.ask("POST", f"/breakers/request/{encoded(key)}/open")).status == 200
-        assert [transition.key for transition in admin.facts.recorder.seen] == [key]
+        assert [transition.key for transition in admin.facts.transitions] == [key]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +248,7 @@ async def test_mistakes_are_told_as_json(method: str, path: str, status: int, co
     async with door() as admin:
         answer = await admin.ask(method, path)
         assert (answer.status, answer.error_code()) == (status, code)
-        assert admin.facts.recorder.seen == []
+        assert admin.facts.transitions == []
         assert admin.facts.drains == 0
 
 
@@ -232,7 +274,7 @@ async def test_web_page_changes_nothing(path: str) -> None:
         answer = await admin.ask("POST", path, origin="http://evil.example")
         assert (answer.status, answer.error_code()) == (403, "forbidden")
         assert admin.facts.drains == 0
-        assert admin.facts.recorder.seen == []
+        assert admin.facts.transitions == []
         assert (await admin.ask("POST", path, origin=f"http://127.0.0.1:{admin.port}")).status < 300
 
 
@@ -258,7 +300,7 @@ async def test_another_machine_may_look_and_change_nothing(path: str) -> None:
         async with client.post(f"{here}{path}", headers=claims) as refused:
             assert refused.status == 403
     assert facts.drains == 0
-    assert facts.recorder.seen == []
+    assert facts.transitions == []
 
 
 async def test_unix_socket_is_its_owner_s_and_may_change(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ async def test_record_is_a_line_of_json() -> None:
             "evidence": "5 failures in a row, the last: reset",
             "by": "pod-0",
             "tx": "0" * 31 + "7",
+            "trace": "0" * 31 + "7",
             "held": True,
             "expires": "2023-11-14T22:23:20.000Z",
             "wait_s": 10.0,

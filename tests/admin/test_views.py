@@ -2,6 +2,7 @@
 
 import json
 import math
+from math import inf
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sidecar.admin import views
 from sidecar.admin.facts import LogView, Phase
 from sidecar.core import evidence
-from sidecar.core.breaker import Permit, Scope, State
+from sidecar.core.breaker import Action, Agreed, Breaker, Permit, Scope, State
 from sidecar.core.fleet import Node, ServiceState
 from sidecar.kernel.ids import ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Ending, Result
@@ -38,6 +39,10 @@ def test_breaker_line_has_the_contract_s_members() -> None:
             "why": "consecutive",
             "evidence": "5 failures in a row, the last: reset",
             "by": "",
+            "held": False,
+            "until": "",
+            "observer": "",
+            "registered": "",
             "detector": {
                 "learning": True,
                 "answers": 0,
@@ -141,6 +146,47 @@ def test_operator_s_order_names_him() -> None:
     facts.fleet.override(Scope.NODE, A, "open", 1000.0, "operator")
     (line,) = views.breakers(facts)
     assert (line.state, line.by, line.since) == ("open", "operator", EPOCH)
+
+
+@pytest.mark.parametrize(
+    ("action", "for_s", "held", "until"),
+    [
+        ("open", inf, True, ""),
+        ("open", 600.0, True, "2023-11-14T22:23:20.000Z"),
+        ("hold", 86_400.0, True, "2023-11-15T22:13:20.000Z"),
+        ("close", inf, False, ""),
+        ("reset", inf, False, ""),
+    ],
+)
+def test_order_says_whether_it_lasts_and_until_when(action: Action, for_s: float, held: bool, until: str) -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.fleet.override(Scope.NODE, A, action, 1000.0, "ann", for_s)
+    (line,) = views.breakers(facts)
+    assert (line.by, line.held, line.until) == ("ann", held, until)
+    facts.monotonic_s += 86_401.0
+    facts.fleet.tick(facts.now())
+    (line,) = views.breakers(facts)
+    assert line.held == (held and not until)
+    assert line.until == ""
+
+
+def test_what_came_from_the_log_says_whose_word_it_is_and_its_version_there() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    agreed = Agreed(State.OPEN, 1_700_000_000, 3, 990.0, 1010.0, "fast", "3 of 4 answers bad", "", "pod-3")
+    breaker(facts).adopt(agreed, NoProbes(), 1000.0)
+    (line,) = views.breakers(facts)
+    assert (line.state, line.observer, line.registered) == ("open", "pod-3", "1700000000.3")
+    assert (line.by, line.held, line.until) == ("", False, "")
+
+
+class NoProbes:
+    """Lends none."""
+
+    def wants(self, breaker: Breaker) -> None:
+        pass
+
+    def ended(self, breaker: Breaker, seq: int, result: Result, why: str) -> None:
+        pass
 
 
 def test_route_shows_where_its_models_go() -> None:
