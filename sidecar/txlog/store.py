@@ -9,36 +9,47 @@ half-open register its probes. A call that changes a register writes it and appe
 more than the caller's epoch if that is more, and version 1; each change adds 1 to the version. The server's clock is
 the only one.
 
-1. `Propose` moves a register from the version it names. It is STALE if the register has another version (a register
-   that is not there counts as closed and fits any expectation), ALREADY if the register's tx is the proposal's own (a
-   repetition), ILLEGAL if the edge is none: closed -> open, and open or half_open -> closed; HELD while an order holds
-   the register. With `order` it is an operator's: any state, any version, no floor, no quorum, kind OVERRIDE.
+1. `Propose` moves a register from the version it names. Refused, the first that fits: ALREADY if the register's tx is
+   the proposal's own (a repetition); STALE if the register has another (epoch, version) (a register that is not there
+   counts as closed and fits any expectation); HELD while an order holds it; ILLEGAL if the edge is none: closed ->
+   open, and open or half_open -> closed; FLOOR (2); SUSPECT (3). With `order` it is an operator's: any state, any
+   version, no floor, no quorum, kind OVERRIDE.
 2. Opening a node is refused (FLOOR) if of `size` nodes fewer than `minimum` would stay closed (0: no floor). Nodes that
-   are open and were touched by nobody for 2 * max_ms + 60 s are gone and do not count.
+   are not closed and were touched by nobody for 2 * max_ms + GONE_SLACK_MS are gone and do not count; one that an order
+   holds is never gone. Touched: its record was written, a probe was lent, or a lease prolonged.
 3. Opening needs `quorum` observers: with fewer in the last `SUSPECT_MS` the register stays, a SUSPECT record is
-   appended (once per observer and `SUSPECT_MS`), and the answer is SUSPECT. `overwhelming` needs nobody else.
-4. `Ask` is for one probe. CLOSED, HELD, WAIT (`ms` left) as they say. An open register whose wait is over becomes
-   half_open (kind TRANSITION, `body`), and gives probe 1. Half-open, at most `concurrent` probes are lent at a time:
-   `probes`, or, once one was good and more than `successes` are needed, up to MOST_PROBES; never more than are still
-   needed, never more than `TOTAL_PER_NEEDED * needed + TOTAL_SLACK` in all of one half-open. FULL otherwise, and then
-   the lenders are told (`contended`). needed = max(successes, proofs * min(2, 1 + doublings)). A probe whose lease ran
-   out has failed: the register opens again (`reopened`, REOPENED), as after a failure.
+   appended (once per observer and `SUSPECT_MS`, with the register's state, epoch and version, or zeros), and the answer
+   is SUSPECT. `overwhelming` needs nobody else. A register that opens has no suspects any more.
+4. `Ask` is for one probe. CLOSED, HELD, WAIT (`ms` left) as they say, in this order. An open register whose wait is
+   over becomes half_open (kind TRANSITION, `body`), and gives probe 1. Half-open, at most `concurrent` probes are lent
+   at a time: `probes`, or, once one was good and more than `successes` are needed, MOST_PROBES if that is more; never
+   more than are still needed (but one), never more than `TOTAL_PER_NEEDED * needed + TOTAL_SLACK` in all of one
+   half-open. FULL otherwise, and then the lenders are told (`contended`). needed = max(successes, proofs * min(2, 1 +
+   doublings)). A probe whose lease ran out has failed: the register opens again (`reopened`, REOPENED), as after a
+   failure. If all that may be lent were lent and none is out, it opens with the wait as it was (REOPENED): nothing
+   would come of it.
 5. `Report` ends a probe: FENCED unless the register has that epoch and version, is half_open, and the probe's lease
-   stands. `ok` True: closed (CLOSED) once `needed` were good, or `successes` were and PATIENCE_MS went by since it is
-   half_open; else PROVED, and with `again` the next probe at once, if rule 4 gives one (`seq` > 0). False: open,
-   doublings + 1, wait = min(max_ms, base_ms << doublings) (REOPENED). None: NEUTRAL, the probe's place is free; but if
-   all that may be lent were lent and none is out, open with the wait as it was (REOPENED). A closed record keeps
-   `ramp_ms` and loses the wait; its doublings stay, for the next trip.
-6. `Renew` prolongs a lease (OK, with `contended` if others were refused since) or is FENCED. `Release` gives back a
-   probe that was not used: the last one out makes the register open again, with no wait left.
-7. `Restore` merges a record that the server may have lost: a later one (epoch, version) is written as it is; of two
-   with the same version and another tx the later by (state, tx) is written with version + 1; else KEPT. A half_open one
-   is written as open with version + 1 and no wait left: its leases are lost. The answer has the register as it is then.
+   stands. False, or another probe was lost: open, doublings + 1 (to MAX_DOUBLINGS), wait = min(max_ms, base_ms <<
+   doublings) (REOPENED). True: closed (CLOSED) once `needed` were good, or `successes` were and PATIENCE_MS went by
+   since it is half_open; else PROVED, and with `again` the next probe at once, if rule 4 gives one (`seq` > 0). None:
+   NEUTRAL, the probe's place is free. Before PROVED and NEUTRAL: if all that may be lent were lent and none is out,
+   open with the wait as it was (REOPENED). A closed record loses the wait; the rest stays, the doublings for the next
+   trip.
+6. `Renew` prolongs a lease (OK, with `contended` if somebody was refused since this probe was lent) or is FENCED.
+   `Release` gives back a probe that was not used (OK): the last one out makes the register open again, with no wait
+   left (REOPENED); one that was lost is out until rule 4 or 5 finds it.
+7. `Restore` merges a record that the server may have lost: a later one (epoch, version) is written as it is, but with
+   the log's next `n` and `ts_us` at most now; of two with the same version and another tx the later by (state, tx) is
+   written with version + 1; else KEPT. A half_open one is written as open with version + 1 and no wait left: its leases
+   are lost. Written: OK. What is no record of a register: ILLEGAL. The answer has the register as it is then.
 8. Every write may forget up to `PURGE` registers that nobody needs: closed for `CLOSED_TTL_MS`, not closed and not
-   touched for `OPEN_TTL_MS` + 2 * max_ms. An expectation of a register that is forgotten fits (rule 1), and the new
-   epoch is later.
+   touched for `OPEN_TTL_MS` + 2 * max_ms; never one that an order holds. An expectation of a register that is forgotten
+   fits (rule 1), and the new epoch is later.
 9. `Beat` says that a sidecar lives and answers with how many do (`ms`): those heard of in the last MEMBER_TTL_MS.
 10. `Share` appends to the shard's evidence, of which what is older than `keep_ms` may go.
+
+An order holds a register that is `held` until `expires_us`, or, if that is 0, until the next order. Positions in a log
+are `ms-seq`, the server's clock and a number, and never go back; "0" is before all.
 
 Every reply has the server's time; all replies but those of Beat and Share have the register as it is after the call.
 """
@@ -53,6 +64,7 @@ MOST_PROBES: Final = 8
 PATIENCE_MS: Final = 60_000
 TOTAL_PER_NEEDED: Final = 4
 TOTAL_SLACK: Final = 16
+MAX_DOUBLINGS: Final = 32
 CLOSED_TTL_MS: Final = 3_600_000
 OPEN_TTL_MS: Final = 86_400_000
 MEMBER_TTL_MS: Final = 15_000
@@ -264,7 +276,7 @@ class Store(Protocol):
     async def read(self, lane: int, after: dict[int, tuple[str, str]], block_ms: int, count: int) -> list[Entry]:
         """What came after these positions (log, evidence) by shard of a lane; empty after `block_ms` without any.
 
-        At most `count` entries of each stream. In the order of each stream.
+        `block_ms` 0 does not wait. At most `count` entries of each stream. In the order of each stream.
         """
 
     async def history(self, shard: int, *, evidence: bool, after: str, count: int) -> list[Entry]:
