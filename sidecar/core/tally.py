@@ -5,6 +5,9 @@ import msgspec
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending, Result
 
+Ended = dict[tuple[Ending | None, Result], int]
+"""How many ended so, and said that of their endpoint. None: an ending that another release told, not known here."""
+
 
 class EndpointTally(msgspec.Struct, frozen=True):
     """The attempts on one endpoint that ended: by how, and by what that said of the endpoint.
@@ -14,7 +17,7 @@ class EndpointTally(msgspec.Struct, frozen=True):
 
     endpoint: EndpointKey
     version: str
-    ended: dict[tuple[Ending, Result], int]
+    ended: Ended
     copies: dict[Result, int] = {}
     first_tokens: dict[int, int] = {}
 

@@ -6,9 +6,9 @@ looks pays for the endpoints where something ended, and not for all there are.
 
 from typing import Final
 
-from sidecar.core.tally import EndpointTally, ServiceTally
+from sidecar.core.tally import Ended, EndpointTally, ServiceTally
 from sidecar.kernel.ids import EndpointKey
-from sidecar.kernel.outcome import Ending, Result
+from sidecar.kernel.outcome import Result
 from sidecar.telemetry.metrics import AttemptSeries, Metrics
 
 _RESULTS: Final = {id(result): result for result in Result}
@@ -37,9 +37,9 @@ class Tally:
         return [ServiceTally(service, endpoints) for service, endpoints in services.items()]
 
 
-def _ended(series: AttemptSeries) -> dict[tuple[Ending, Result], int]:
+def _ended(series: AttemptSeries) -> Ended:
     told = series.told
-    ended: dict[tuple[Ending, Result], int] = {}
+    ended: Ended = {}
     for key, cell in series.endings.items():
         more = cell.n - told.get(key, 0)
         if more:
