@@ -338,9 +338,9 @@ class LocalStore:
                 return _reply(Verdict.WAIT, now, register, ms=-(-left_us // 1000))
             half_open = replace(head, kind=Kind.TRANSITION, state=Code.HALF_OPEN, tx=call.tx, held=False, expires_us=0)
             register = self._move(shard, half_open, call.body, now)
-        elif _lost(register, now):
+        elif self._lost(register, now):
             return self._failed(shard, register, call.reopened_tx, call.reopened_body, now)
-        elif _used_up(register, call.successes):
+        elif self._used_up(register, call.successes):
             return self._reopen(shard, register, call.reopened_tx, call.reopened_body, now, head.wait_ms)
         seq = self._lend(register, call.probes, call.successes, call.lease_ms, now)
         if not seq:
@@ -365,7 +365,7 @@ class LocalStore:
         if register is None:
             return _reply(Verdict.FENCED, now, shard.registers.get(call.key))
         lent = register.probes
-        if call.ok is False or _lost(register, now):
+        if call.ok is False or self._lost(register, now):
             return self._failed(shard, register, call.tx, call.reopened_body, now)
         del lent.leases[call.seq]
         if call.ok:
@@ -374,7 +374,7 @@ class LocalStore:
             if lent.good >= (call.successes if patient else _needed(register.head, call.successes)):
                 closed = replace(register.head, kind=Kind.TRANSITION, state=Code.CLOSED, tx=call.tx, wait_ms=0)
                 return _reply(Verdict.CLOSED, now, self._move(shard, closed, call.closed_body, now))
-        if _used_up(register, call.successes):
+        if self._used_up(register, call.successes):
             return self._reopen(shard, register, call.tx, call.reopened_body, now, register.head.wait_ms)
         if not call.ok:
             return _reply(Verdict.NEUTRAL, now, register)
@@ -408,6 +408,15 @@ class LocalStore:
         if (register.head.epoch, register.head.version) != (call.epoch, call.version):
             return None
         return register if register.probes.leases.get(call.seq, 0) > now else None
+
+    def _lost(self, register: _Register, now: int) -> bool:
+        """Whether a probe's lease ran out."""
+        return any(expires_us <= now for expires_us in register.probes.leases.values())
+
+    def _used_up(self, register: _Register, successes: int) -> bool:
+        """Whether all that may be lent were lent and none is out: nothing would ever come of it."""
+        lent = register.probes
+        return not lent.leases and lent.granted >= _total(_needed(register.head, successes))
 
     def _failed(self, shard: _Shard, register: _Register, tx: bytes, body: bytes, now: int) -> Reply:
         head = register.head
@@ -531,17 +540,6 @@ def _needed(head: Record, successes: int) -> int:
 
 def _total(needed: int) -> int:
     return TOTAL_PER_NEEDED * needed + TOTAL_SLACK
-
-
-def _lost(register: _Register, now_us: int) -> bool:
-    """Whether a probe's lease ran out."""
-    return any(expires_us <= now_us for expires_us in register.probes.leases.values())
-
-
-def _used_up(register: _Register, successes: int) -> bool:
-    """Whether all that may be lent were lent and none is out: nothing would ever come of it."""
-    lent = register.probes
-    return not lent.leases and lent.granted >= _total(_needed(register.head, successes))
 
 
 def _reply(
