@@ -110,6 +110,7 @@ _OPEN: Final = State.OPEN
 _HALF_OPEN: Final = State.HALF_OPEN
 _SUCCESS: Final = Result.SUCCESS
 _FAILURE: Final = Result.FAILURE
+_REOPENED: Final = frozenset({"probe_failed", "lease_expired", "inconclusive", "withdrawn", "restored", "log_away"})
 _AGREED: Final = {
     State.CLOSED: Event.AGREED_CLOSED,
     State.OPEN: Event.AGREED_OPEN,
@@ -584,6 +585,10 @@ class Breaker:
         self.stir()
         return True
 
+    def holds(self, seq: int) -> bool:
+        """Whether a probe that was lent is still in hand: no request has used it."""
+        return seq in self._lent
+
     def take_back(self, seq: int) -> bool:
         """Takes back a probe that no request has used; False if one did."""
         if seq not in self._lent:
@@ -630,6 +635,26 @@ class Breaker:
     def successes(self) -> int:
         """Of a rule: how many good ones close it at least."""
         return self._rule.successes
+
+    @property
+    def wait_s(self) -> float:
+        """How long it waits, or last waited, before a probe."""
+        return self._wait_s
+
+    @property
+    def open_s(self) -> float:
+        """The shortest wait of what opened it."""
+        return self._open_s or float(self._rule.open_s)
+
+    @property
+    def open_max_s(self) -> float:
+        """The longest."""
+        return self._longest_s()
+
+    @property
+    def doublings(self) -> int:
+        """How often its wait has doubled."""
+        return self._doublings
 
     @property
     def lease_s(self) -> float:
@@ -810,7 +835,8 @@ class Breaker:
         self.since = now
         self.why = why
         self.by = by
-        if new is not _HALF_OPEN and event is not Event.PROBE_FAILED:
+        # What a probe came to is not what opened it.
+        if new is not _HALF_OPEN and (new is _CLOSED or old is _CLOSED or why not in _REOPENED or not self.evidence):
             self.evidence = evidence
         self._permit = Permit(self.generation)
         if new is _CLOSED:
