@@ -1,7 +1,7 @@
 """The command `sidecar`: verbs, their flags, their exit codes (0 ok, 1 refused or failed, 2 usage).
 
 What a verb needs is imported when the verb runs: `sidecar breakers list` must not wait for the relay's imports. Verbs
-that ask a running sidecar are in `sidecar.operate`.
+that ask a running sidecar are in `sidecar.operate` and `sidecar.chronicle`.
 """
 
 import argparse
@@ -21,7 +21,8 @@ _EXAMPLES = """examples:
   sidecar validate policies/
   sidecar simulate --policy chat.yaml --trace monday.jsonl --fault stall:5m:8m:0
   sidecar breakers list
-  sidecar breakers open node 127.0.0.1:8000
+  sidecar breakers open node 127.0.0.1:8000 --for 10m
+  sidecar log tail --follow
 
 Every flag of `run` is also an environment variable: --log-format is SIDECAR_LOG_FORMAT.
 Exit codes: 0 ok, 1 refused or failed, 2 usage."""
@@ -152,22 +153,64 @@ def _parser() -> argparse.ArgumentParser:
         "sidecar breakers list",
         "sidecar breakers list --json --admin unix:///run/sidecar.sock",
     )
-    for action, words in (
-        ("open", "refuse traffic from now on"),
-        ("close", "let traffic flow again"),
-        ("reset", "forget everything that was counted"),
+    for action, words, lasts in (
+        ("open", "refuse traffic from now on", True),
+        ("close", "let traffic flow again", False),
+        ("reset", "let traffic flow again, and forget everything that was counted", False),
+        ("hold", "leave it as it is, open or closed, whatever is observed", True),
     ):
         order = _add_query(
             actions,
             action,
             "override",
             words,
-            f"sidecar breakers {action} node 127.0.0.1:8000",
-            f"sidecar breakers {action} request 'POST /v1/chat/completions'",
+            f"sidecar breakers {action} node 127.0.0.1:8000{' --for 10m' if lasts else ''}",
+            f"sidecar breakers {action} request 'POST /v1/chat/completions' --by ann",
         )
-        order.set_defaults(action=action)
+        order.set_defaults(action=action, duration=None)
         order.add_argument("scope", choices=("request", "session", "node"))
         order.add_argument("key", metavar="KEY", help="as `breakers list` shows it: host:port, a session's id, ...")
+        order.add_argument("--by", metavar="NAME", help="who orders it (default: the login name)")
+        if lasts:
+            order.add_argument(
+                "--for", metavar="10m", dest="duration", help="how long, 1s to 30d (default: until the next order)"
+            )
+
+    log = verbs.add_parser(
+        "log", help="what sidecars say to each other: who moved which breaker, and why", allow_abbrev=False
+    )
+    logs = log.add_subparsers(title="actions", metavar="ACTION", required=True)
+    tail = _add_query(
+        logs,
+        "tail",
+        "log",
+        "the last records, and on a terminal those that come, until Ctrl-C",
+        "sidecar log tail",
+        "sidecar log tail --key '127.0.0.1:*' --since 10m -n 1000 --no-follow",
+        "sidecar log tail --follow --json | jq .why",
+        ask=_log,
+        json_help="print a JSON object a line",
+    )
+    tail.add_argument(
+        "--follow",
+        action=argparse.BooleanOptionalAction,
+        help="go on with those that come (default: on a terminal)",
+    )
+    tail.add_argument("--key", metavar="GLOB", help="only of these: node:chat/127.0.0.1:8000, or what follows the /")
+    show = _add_query(
+        logs,
+        "show",
+        "key",
+        "one breaker's history: who said what, why, and because of which request",
+        "sidecar log show node 127.0.0.1:8000",
+        "sidecar log show node:chat/127.0.0.1:8000 --since 2h --json",
+        ask=_log,
+    )
+    show.add_argument("scope", metavar="SCOPE", nargs="?", choices=("request", "session", "node", "route"))
+    show.add_argument("key", metavar="KEY", help="with SCOPE as `breakers list` shows it, else as `log tail` does")
+    for verb, most in ((tail, "20"), (show, "1000")):
+        verb.add_argument("-n", metavar="N", dest="limit", default=most, help=f"the last N at most; {most}")
+        verb.add_argument("--since", metavar="10m", help="none that are older, 1s to 30d")
 
     routes = verbs.add_parser("routes", help="the services of a running sidecar", allow_abbrev=False)
     lists = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -199,12 +242,18 @@ def _add(
 
 
 def _add_query(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, query: str, words: str, *examples: str
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    query: str,
+    words: str,
+    *examples: str,
+    ask: Verb | None = None,
+    json_help: str = "print JSON",
 ) -> argparse.ArgumentParser:
-    parser = _add(verbs, name, _ask, words, *examples)
+    parser = _add(verbs, name, ask or _ask, words, *examples)
     parser.set_defaults(query=query)
     parser.add_argument("--admin", metavar="HOST:PORT", help="the sidecar's admin address, or unix:///path")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help=json_help)
     return parser
 
 
@@ -264,6 +313,12 @@ def _ask(arguments: argparse.Namespace) -> int:
     from sidecar.operate import ask
 
     return ask(arguments)
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    from sidecar.chronicle import read
+
+    return read(arguments)
 
 
 def _version(arguments: argparse.Namespace) -> int:

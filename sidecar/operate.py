@@ -5,15 +5,17 @@ terminal's cursor is made visible.
 """
 
 import argparse
+import contextlib
 import http.client
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from urllib.parse import quote
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from sidecar.admin.words import OPERATOR, parse_name, parse_span
 from sidecar.settings import DEFAULT_ADMIN, Listen, UsageError, parse_listen
 
 OK, FAILED = 0, 1
@@ -48,6 +50,10 @@ class Breaker(msgspec.Struct, frozen=True):
     why: str = ""
     evidence: str = ""
     by: str = ""
+    held: bool = False
+    until: str = ""
+    observer: str = ""
+    registered: str = ""
     detector: Detector | None = None
 
 
@@ -107,12 +113,12 @@ def ask(arguments: argparse.Namespace) -> int:
     address = admin_address(arguments.admin, os.environ)
     method, path = "GET", _PAGES.get(arguments.query, "")
     if arguments.query == "override":
-        method, path = "POST", f"/breakers/{arguments.scope}/{quote(arguments.key, safe='')}/{arguments.action}"
+        method, path = "POST", _order(arguments)
     try:
-        status, body = _exchange(address, method, path)
+        status, body = exchange(address, method, path)
         # /healthz says 503 and its page together; every other refusal is an error object.
         if status != 200 and not (status == 503 and arguments.query == "status"):
-            raise Unanswered(_refusal(status, body))
+            raise Unanswered(refusal(status, body))
         if arguments.json:
             print(msgspec.json.format(body, indent=2).decode())
         else:
@@ -147,33 +153,70 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _exchange(address: Listen, method: str, path: str) -> tuple[int, bytes]:
-    connection = (
-        _UnixConnection(address.path)
-        if address.path
-        else http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
-    )
+def connection_to(address: Listen) -> http.client.HTTPConnection:
+    """A connection that is not made yet; it waits `TIMEOUT_S` for whatever is asked of it."""
+    if address.path:
+        return _UnixConnection(address.path)
+    return http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Whatever goes wrong with a connection is Unanswered, in words."""
     try:
-        connection.request(method, path, headers={"accept": "application/json"})
-        answer = connection.getresponse()
-        body = answer.read(MAX_BODY_BYTES + 1)
-        if len(body) > MAX_BODY_BYTES:
-            raise Unanswered(f"the answer is longer than {MAX_BODY_BYTES} bytes")
-        return answer.status, body
+        yield
     except OSError as exc:
         raise Unanswered(f"no sidecar answers: {exc.strerror or exc}") from exc
     except http.client.HTTPException as exc:
         raise Unanswered("what answers there does not speak HTTP") from exc
+
+
+def exchange(address: Listen, method: str, path: str) -> tuple[int, bytes]:
+    """Asks once: the status and the body. Unanswered where there is none, or one too long."""
+    connection = connection_to(address)
+    try:
+        with answering():
+            connection.request(method, path, headers={"accept": "application/json"})
+            answer = connection.getresponse()
+            body = answer.read(MAX_BODY_BYTES + 1)
+        if len(body) > MAX_BODY_BYTES:
+            raise Unanswered(f"the answer is longer than {MAX_BODY_BYTES} bytes")
+        return answer.status, body
     finally:
         connection.close()
 
 
-def _refusal(status: int, body: bytes) -> str:
+def refusal(status: int, body: bytes) -> str:
+    """A refusal in its own words, if it has any."""
     try:
         words = msgspec.json.decode(body, type=ErrorAnswer).error.message
     except msgspec.DecodeError:
         words = ""
     return f"refused with {status}: {printable(words)}" if words else f"refused with {status}"
+
+
+def _order(arguments: argparse.Namespace) -> str:
+    """The path of an order. UsageError for a name or a time that means nothing."""
+    query = {"by": _login()}
+    for name, value, parse in (("by", arguments.by, parse_name), ("for", arguments.duration, parse_span)):
+        if value is None:
+            continue
+        try:
+            parse(value)
+        except ValueError as exc:
+            raise UsageError(f"--{name}: {exc}") from exc
+        query[name] = value
+    return f"/breakers/{arguments.scope}/{quote(arguments.key, safe='')}/{arguments.action}?{urlencode(query)}"
+
+
+def _login() -> str:
+    """Who is at the prompt, as the environment or the system calls him."""
+    import getpass
+
+    try:
+        return parse_name(getpass.getuser())
+    except (OSError, KeyError, ImportError, ValueError):
+        return OPERATOR  # a user id without a name, as in many a container
 
 
 def _show(query: str, body: bytes) -> None:
@@ -196,12 +239,26 @@ def _show_health(body: bytes) -> None:
 def _show_breakers(body: bytes) -> None:
     lines = msgspec.json.decode(body, type=list[Breaker])
     rows = [(line.scope, line.key, line.service, line.state, line.since, line.by, line.why) for line in lines]
-    notes = [[f"evidence: {line.evidence}"] if line.evidence else [] for line in lines]
+    notes = [_notes(line) for line in lines]
     print_table(("SCOPE", "KEY", "SERVICE", "STATE", "SINCE", "BY", "WHY"), rows, notes)
     # What a detector is short of is its service's and the same on all of its endpoints.
     for service, detector in {line.service: line.detector for line in lines if line.detector is not None}.items():
         for words in _explained(detector):
             print(f"    service {printable(service)}: {words}")
+
+
+def _notes(line: Breaker) -> list[str]:
+    notes = [f"evidence: {line.evidence}"] if line.evidence else []
+    if line.held:
+        notes.append(held_until(line.until))
+    if line.observer:
+        notes.append(f"said by {line.observer}, version {line.registered} of the log")
+    return notes
+
+
+def held_until(until: str) -> str:
+    """When an order ends, in words; `until` empty: it has no end of its own."""
+    return f"held until {until or 'the next order'}"
 
 
 def _explained(detector: Detector) -> list[str]:

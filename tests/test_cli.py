@@ -75,6 +75,13 @@ def test_the_exit_code_is_the_verb_s(started: list[object]) -> None:
         (["breakers", "explode"], "invalid choice"),
         (["breakers", "open", "pod", "x"], "invalid choice: 'pod'"),
         (["breakers", "open", "node"], "the following arguments are required: KEY"),
+        (["log"], "the following arguments are required: ACTION"),
+        (["log", "show"], "the following arguments are required: KEY"),
+        (["log", "show", "pod", "x"], "invalid choice: 'pod'"),
+        (["log", "tail", "-n", "x"], '-n: "x" is not a number from 0 to 10000'),
+        (["log", "show", "x", "-n", "10001"], '-n: "10001" is not'),
+        (["log", "tail", "--since", "10"], '--since: "10" is not a duration'),
+        (["log", "tail", "--admin", "off"], "nobody to ask"),
         (["routes"], "the following arguments are required: ACTION"),
         (["status", "--admin", "off"], "nobody to ask"),
     ],
@@ -89,7 +96,7 @@ def test_a_usage_error_is_told_and_exits_with_2(
     assert started == []
 
 
-VERBS = ["run", "demo", "validate", "simulate", "status", "breakers", "routes", "version"]
+VERBS = ["run", "demo", "validate", "simulate", "status", "breakers", "log", "routes", "version"]
 
 
 def test_help_names_every_verb_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +107,14 @@ def test_help_names_every_verb_with_examples(capsys: pytest.CaptureFixture[str])
     assert "sidecar run --upstream http://127.0.0.1:8000" in text
 
 
-@pytest.mark.parametrize("argv", [[verb] for verb in VERBS] + [["breakers", action] for action in ("list", "open")])
+@pytest.mark.parametrize(
+    "argv",
+    [[verb] for verb in VERBS]
+    + [
+        *(["breakers", action] for action in ("list", "open", "hold")),
+        *(["log", action] for action in ("tail", "show")),
+    ],
+)
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     assert main([*argv, "--help"]) == 0
     assert f"usage: sidecar {' '.join(argv)}" in capsys.readouterr().out
@@ -183,9 +197,10 @@ HEAVY = ["yaml", "aiohttp", "uvloop", "httptools", "structlog", "prometheus_clie
     [
         (["version"], []),
         (["breakers", "list", "--admin", "127.0.0.1:1"], ["http.client"]),
+        (["log", "tail", "--admin", "127.0.0.1:1"], ["http.client"]),
         (["validate", "/nonexistent"], ["yaml", "asyncio"]),
     ],
-    ids=["version", "breakers", "validate"],
+    ids=["version", "breakers", "log", "validate"],
 )
 def test_a_verb_imports_only_what_it_needs(argv: list[str], needed: list[str]) -> None:
     code = (

@@ -170,7 +170,13 @@ def test_status_of_what_is_not_ready_is_shown_and_fails(
     assert "draining" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("action", ["open", "close", "reset"])
+@pytest.fixture
+def ann(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is at the prompt."""
+    monkeypatch.setenv("LOGNAME", "ann")
+
+
+@pytest.mark.parametrize("action", ["open", "close", "reset", "hold"])
 @pytest.mark.parametrize(
     ("scope", "key", "path"),
     [
@@ -181,10 +187,72 @@ def test_status_of_what_is_not_ready_is_shown_and_fails(
         ("session", "../x", "session/..%2Fx"),
     ],
 )
-def test_an_order_names_its_breaker_exactly(admin: Admin, action: str, scope: str, key: str, path: str) -> None:
+def test_an_order_names_its_breaker_exactly(
+    admin: Admin, ann: None, action: str, scope: str, key: str, path: str
+) -> None:
     admin.says(BREAKERS[:1])
     assert main(["breakers", action, scope, key, "--admin", admin.address]) == 0
-    assert admin.seen == [("POST", f"/breakers/{path}/{action}")]
+    assert admin.seen == [("POST", f"/breakers/{path}/{action}?by=ann")]
+
+
+def test_an_order_has_an_author_and_may_have_an_end(admin: Admin, ann: None) -> None:
+    admin.says(BREAKERS[:1])
+    order = ["node", "a:1", "--admin", admin.address]
+    assert main(["breakers", "open", *order, "--for", "10m", "--by", "Ann Ö. & Bob"]) == 0
+    assert main(["breakers", "hold", *order, "--for", "30d"]) == 0
+    assert admin.seen == [
+        ("POST", "/breakers/node/a%3A1/open?by=Ann+%C3%96.+%26+Bob&for=10m"),
+        ("POST", "/breakers/node/a%3A1/hold?by=ann&for=30d"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "a\x1b[2J"])
+def test_an_author_without_a_fit_name_is_the_operator(admin: Admin, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("LOGNAME", name)
+    assert main(["breakers", "close", "node", "a:1", "--admin", admin.address]) == 0
+    assert admin.seen == [("POST", "/breakers/node/a%3A1/close?by=operator")]
+
+
+def test_an_author_whom_the_system_does_not_know_is_the_operator(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 10001")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert main(["breakers", "close", "node", "a:1", "--admin", admin.address]) == 0
+    assert admin.seen == [("POST", "/breakers/node/a%3A1/close?by=operator")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["open", "--for", "10"], '--for: "10" is not a duration'),
+        (["hold", "--for", "31d"], '--for: "31d" is not a duration from "1s" to "30d"'),
+        (["close", "--by", ""], "--by: a name has 1-64"),
+        (["close", "--for", "10m"], "unrecognized arguments: --for 10m"),
+        (["reset", "--for", "10m"], "unrecognized arguments: --for 10m"),
+    ],
+)
+def test_an_order_that_means_nothing_is_a_usage_error_and_asks_nobody(
+    admin: Admin, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    assert main(["breakers", flags[0], "node", "a:1", *flags[1:], "--admin", admin.address]) == 2
+    assert words in capsys.readouterr().err
+    assert admin.seen == []
+
+
+def test_an_order_that_stands_and_another_sidecar_s_word_are_told_under_the_row(
+    admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = {**BREAKERS[0], "by": "ann", "held": True}
+    told = {**BREAKERS[0], "observer": "pod-3", "registered": "1700000000.3", "evidence": "e"}
+    admin.says([{**held, "until": "2023-11-14T22:23:20.000Z"}, held, told])
+    assert main(["breakers", "list", "--admin", admin.address]) == 0
+    assert [line for line in lines(capsys) if line[0] == " "] == [
+        "    held until 2023-11-14T22:23:20.000Z",
+        "    held until the next order",
+        "    evidence: e",
+        "    said by pod-3, version 1700000000.3 of the log",
+    ]
 
 
 @pytest.mark.parametrize("verb", [["breakers", "list"], ["routes", "list"], ["breakers", "open", "node", "a:1"]])

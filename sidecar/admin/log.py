@@ -20,7 +20,7 @@ from aiohttp import web
 
 from sidecar.admin import answer, views
 from sidecar.admin.facts import Facts, LogAway, LogFacts, LogRecord, Subscription
-from sidecar.admin.order import parse_span
+from sidecar.admin.words import parse_span
 from sidecar.core.breaker import Scope
 
 READERS: Final = 32
