@@ -1,0 +1,372 @@
+-- The calls of the port `sidecar/txlog/store.py`, each atomic: its rules 1-10, said in the server's language.
+--
+-- One source, two ways in. As a library the functions are registered under the library's name; where functions are
+-- missing (Redis before 7) or forbidden, each is a script of its own. `scripts.py` puts the constants of store.py and
+-- codec.py before this text and the way in behind it.
+--
+-- 1. The server's clock (TIME) is the only one, in microseconds. Numbers are doubles: exact to 2^53, which is the year
+--    2255. Replies carry the time as text: a number in a reply is cut to what an integer of the protocol holds.
+-- 2. Every key that is touched is in KEYS, and all of a call share one hash tag. What belongs to a register that is
+--    forgotten without its key at hand (probes, leases, suspects) has an expiry of its own.
+-- 3. Strings are compared byte by byte: Lua's `<` asks the server's locale.
+-- 4. A register that cannot be read (another's bytes, another schema) counts as none: the next change makes it anew,
+--    with a later epoch.
+
+local REGS, LOG, N, AGE, NOT_CLOSED, SUSPECTS, PROBES, LEASES = 1, 2, 3, 4, 5, 6, 7, 8
+local TRANSITION, OVERRIDE, SUSPECT, ROUTE = 1, 2, 3, 4
+local CLOSED, HALF_OPEN, OPEN = 0, 1, 2
+local HEAD = '>BBBBBHI4I8I8I8I4I4I4I4I8c16'
+
+-- `redis.call` is not there yet while a library is loaded.
+local function call(...)
+  return redis.call(...)
+end
+
+local function clock()
+  local time = call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local function decode(data)
+  if not data or #data < HEAD_BYTES or string.byte(data, 1) ~= SCHEMA then return nil end
+  local r = {}
+  local _
+  _, r.kind, r.state, r.held, r.doublings, r.proofs, r.epoch, r.version, r.n, r.ts, r.wait, r.base, r.max, r.ramp,
+    r.expires, r.tx = struct.unpack(HEAD, data)
+  r.body = string.sub(data, HEAD_BYTES + 1)
+  return r
+end
+
+local function encode(r)
+  return struct.pack(HEAD, SCHEMA, r.kind, r.state, r.held, r.doublings, r.proofs, r.epoch, r.version, r.n, r.ts,
+    r.wait, r.base, r.max, r.ramp, r.expires, r.tx) .. r.body
+end
+
+-- The register, read and as it lies there; nil and '' if there is none.
+local function register(keys, key)
+  local data = call('HGET', keys[REGS], key)
+  local r = decode(data)
+  if not r then return nil, '' end
+  return r, data
+end
+
+local function reply(verdict, now, record, seq, ms, contended)
+  return {verdict, string.format('%.0f', now), record or '', seq or 0, ms or 0, contended and 1 or 0}
+end
+
+local function is_node(key)
+  return string.sub(key, 1, 5) == 'node:'
+end
+
+local function is_held(r, now)
+  return r.held == 1 and (r.expires == 0 or r.expires > now)
+end
+
+local function is_after(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x > y end
+  end
+  return #a > #b
+end
+
+-- When a register, touched now, has been left alone for `ms`; not while it is held.
+local function left_alone(r, now, ms)
+  local at = now + ms * 1000
+  if not is_held(r, now) then return at end
+  if r.expires == 0 then return math.huge end
+  return math.max(at, r.expires)
+end
+
+local function score(at)
+  return at == math.huge and '+inf' or string.format('%.0f', at)
+end
+
+-- Somebody needs this register: neither gone (rule 2) nor forgotten (rule 8) for a while.
+local function touch(keys, key, r, now)
+  if r.kind == ROUTE then
+    call('ZREM', keys[AGE], key)
+    return
+  end
+  local ttl = r.state == CLOSED and CLOSED_TTL_MS or OPEN_TTL_MS + 2 * r.max
+  call('ZADD', keys[AGE], score(left_alone(r, now, ttl)), key)
+  if not is_node(key) then return end
+  if r.state == CLOSED then
+    call('ZREM', keys[NOT_CLOSED], key)
+    return
+  end
+  call('ZREMRANGEBYSCORE', keys[NOT_CLOSED], '-inf', score(now))
+  call('ZADD', keys[NOT_CLOSED], score(left_alone(r, now, 2 * r.max + GONE_SLACK_MS)), key)
+  local last = call('ZREVRANGE', keys[NOT_CLOSED], 0, 0, 'WITHSCORES')[2]
+  if last == 'inf' then
+    call('PERSIST', keys[NOT_CLOSED])
+  else
+    call('PEXPIREAT', keys[NOT_CLOSED], string.format('%.0f', math.ceil(tonumber(last) / 1000)))
+  end
+end
+
+local function forget(keys, now)
+  local old = call('ZRANGEBYSCORE', keys[AGE], '-inf', score(now), 'LIMIT', 0, PURGE)
+  for _, key in ipairs(old) do
+    call('HDEL', keys[REGS], key)
+    call('ZREM', keys[AGE], key)
+  end
+end
+
+local function append(keys, r)
+  r.n = call('INCR', keys[N])
+  local data = encode(r)
+  call('XADD', keys[LOG], 'MAXLEN', '~', LOG_RECORDS, '*', 'r', data)
+  return data
+end
+
+-- Make `r` the register and tell it. Its bytes.
+local function put(keys, key, r, now)
+  local data = append(keys, r)
+  call('HSET', keys[REGS], key, data)
+  call('DEL', keys[PROBES], keys[LEASES])
+  if r.state == OPEN then call('DEL', keys[SUSPECTS]) end
+  touch(keys, key, r, now)
+  forget(keys, now)
+  return data
+end
+
+-- The register moves on by one version, by evidence, by its wait or by its probes. Its bytes.
+local function move(keys, key, r, state, now, tx, body)
+  r.kind, r.state, r.held, r.expires, r.version, r.ts, r.tx, r.body = TRANSITION, state, 0, 0, r.version + 1, now, tx, body
+  return put(keys, key, r, now)
+end
+
+local function reopen(keys, key, r, now, tx, body, failed)
+  if failed then
+    r.doublings = math.min(r.doublings + 1, MAX_DOUBLINGS)
+    r.wait = math.min(r.max, r.base * 2 ^ r.doublings)
+  end
+  return move(keys, key, r, OPEN, now, tx, body)
+end
+
+-- Rules 1-3.
+local function propose(keys, args)
+  local key, tx, body, by, suspect_tx = args[1], args[3], args[4], args[5], args[6]
+  local p = {tx = tx, body = body, n = 0}
+  local order, overwhelming, epoch, version, size, minimum, quorum
+  p.kind, p.state, order, p.held, p.doublings, overwhelming, p.proofs, epoch, version, p.expires, p.wait, p.base,
+    p.max, p.ramp, size, minimum, quorum = struct.unpack('>BBBBBBHI4I8I8I4I4I4I4I4I4I4', args[2])
+  local now = clock()
+  local r, data = register(keys, key)
+  if r and r.tx == tx then return reply('already', now, data) end
+  if order == 0 then
+    p.held, p.expires = 0, 0
+    if r and (r.epoch ~= epoch or r.version ~= version) then return reply('stale', now, data) end
+  end
+  if order == 0 and p.kind ~= ROUTE then
+    local state = r and r.state or CLOSED
+    if r and is_held(r, now) then return reply('held', now, data) end
+    if not (state == CLOSED and p.state == OPEN or state ~= CLOSED and p.state == CLOSED) then
+      return reply('illegal', now, data)
+    end
+    if p.state == OPEN then
+      if minimum > 0 and is_node(key) then
+        local others = call('ZCOUNT', keys[NOT_CLOSED], '(' .. score(now), '+inf')
+        local own = call('ZSCORE', keys[NOT_CLOSED], key)
+        if own and (own == 'inf' or tonumber(own) > now) then others = others - 1 end
+        if size - others - 1 < minimum then return reply('floor', now, data) end
+      end
+      if quorum > 1 and overwhelming == 0 then
+        call('ZREMRANGEBYSCORE', keys[SUSPECTS], '-inf', score(now - SUSPECT_MS * 1000))
+        local observers = call('ZCARD', keys[SUSPECTS])
+        local told = call('ZSCORE', keys[SUSPECTS], by)
+        if observers + (told and 0 or 1) < quorum then
+          if not told then
+            call('ZADD', keys[SUSPECTS], score(now), by)
+            call('PEXPIRE', keys[SUSPECTS], SUSPECT_MS)
+            p.kind, p.state, p.tx, p.ts = SUSPECT, state, suspect_tx, now
+            p.epoch, p.version = r and r.epoch or 0, r and r.version or 0
+            append(keys, p)
+            forget(keys, now)
+          end
+          return reply('suspect', now, data)
+        end
+      end
+    end
+  end
+  p.ts = now
+  if r then
+    p.epoch, p.version = r.epoch, r.version + 1
+  else
+    p.epoch, p.version = math.max(math.floor(now / 1000000), epoch + 1), 1
+  end
+  return reply('ok', now, put(keys, key, p, now))
+end
+
+-- `seq`: of the probe lent last, so also how many were lent; `ok`: how many were good; `refused`: `seq` at the last FULL.
+local function probes_of(keys)
+  local found = call('HMGET', keys[PROBES], 'seq', 'ok', 'refused')
+  return {seq = tonumber(found[1] or 0), ok = tonumber(found[2] or 0), refused = tonumber(found[3] or 0)}
+end
+
+local function needed_of(r, successes)
+  return math.max(successes, r.proofs * math.min(MOST_TIMES, 1 + r.doublings))
+end
+
+local function has_lost(keys, now)
+  return call('ZCOUNT', keys[LEASES], '-inf', score(now)) > 0
+end
+
+local function is_used_up(keys, p, needed)
+  return p.seq >= TOTAL_PER_NEEDED * needed + TOTAL_SLACK and call('ZCARD', keys[LEASES]) == 0
+end
+
+-- The next probe's number, or 0 if none may be lent now.
+local function lend(keys, key, r, p, now, lease_ms, most, successes)
+  local needed = needed_of(r, successes)
+  if p.ok > 0 and needed > successes then most = math.max(most, MOST_PROBES) end
+  most = math.min(most, math.max(1, needed - p.ok))
+  if call('ZCARD', keys[LEASES]) >= most or p.seq >= TOTAL_PER_NEEDED * needed + TOTAL_SLACK then return 0 end
+  p.seq = p.seq + 1
+  call('HSET', keys[PROBES], 'seq', p.seq)
+  call('ZADD', keys[LEASES], score(now + lease_ms * 1000), p.seq)
+  touch(keys, key, r, now)
+  local ttl = OPEN_TTL_MS + 2 * r.max
+  call('PEXPIRE', keys[PROBES], ttl)
+  call('PEXPIRE', keys[LEASES], ttl)
+  return p.seq
+end
+
+-- Rule 4.
+local function ask(keys, args)
+  local key, tx, body = args[1], args[3], args[4]
+  local lease_ms, most, successes = struct.unpack('>I4I4I4', args[2])
+  local now = clock()
+  local r, data = register(keys, key)
+  if not r or r.state == CLOSED then return reply('closed', now, data) end
+  if is_held(r, now) then return reply('held', now, data) end
+  if r.state == OPEN then
+    local left = r.ts + r.wait * 1000 - now
+    if left > 0 then return reply('wait', now, data, 0, math.ceil(left / 1000)) end
+    data = move(keys, key, r, HALF_OPEN, now, tx, body)
+  elseif has_lost(keys, now) then
+    return reply('reopened', now, reopen(keys, key, r, now, args[5], args[6], true))
+  end
+  local p = probes_of(keys)
+  if is_used_up(keys, p, needed_of(r, successes)) then
+    return reply('reopened', now, reopen(keys, key, r, now, args[5], args[6], false))
+  end
+  local seq = lend(keys, key, r, p, now, lease_ms, most, successes)
+  if seq > 0 then return reply('granted', now, data, seq) end
+  if p.refused ~= p.seq then call('HSET', keys[PROBES], 'refused', p.seq) end
+  return reply('full', now, data)
+end
+
+-- The register, if it is half-open as the probe knew it and the probe's lease stands; else nil and the answer.
+local function fenced(keys, key, epoch, version, seq, now)
+  local r, data = register(keys, key)
+  if r and r.epoch == epoch and r.version == version and r.state == HALF_OPEN then
+    local lease = call('ZSCORE', keys[LEASES], seq)
+    if lease and tonumber(lease) > now then return r, data end
+  end
+  return nil, reply('fenced', now, data)
+end
+
+-- Rule 5.
+local function report(keys, args)
+  local key, tx, closed_body, reopened_body = args[1], args[3], args[4], args[5]
+  local epoch, version, seq, ok, again, lease_ms, most, successes = struct.unpack('>I4I8I8BBI4I4I4', args[2])
+  local now = clock()
+  local r, data = fenced(keys, key, epoch, version, seq, now)
+  if not r then return data end
+  call('ZREM', keys[LEASES], seq)
+  if ok == 0 or has_lost(keys, now) then
+    return reply('reopened', now, reopen(keys, key, r, now, tx, reopened_body, true))
+  end
+  local p = probes_of(keys)
+  local needed = needed_of(r, successes)
+  if ok == 1 then
+    p.ok = p.ok + 1
+    if p.ok >= needed or p.ok >= successes and now - r.ts >= PATIENCE_MS * 1000 then
+      r.wait = 0
+      return reply('closed', now, move(keys, key, r, CLOSED, now, tx, closed_body))
+    end
+    call('HSET', keys[PROBES], 'ok', p.ok)
+  end
+  if is_used_up(keys, p, needed) then
+    return reply('reopened', now, reopen(keys, key, r, now, tx, reopened_body, false))
+  end
+  if ok ~= 1 then return reply('neutral', now, data) end
+  return reply('proved', now, data, again == 1 and lend(keys, key, r, p, now, lease_ms, most, successes) or 0)
+end
+
+-- Rule 6.
+local function renew(keys, args)
+  local key = args[1]
+  local epoch, version, seq, lease_ms = struct.unpack('>I4I8I8I4', args[2])
+  local now = clock()
+  local r, data = fenced(keys, key, epoch, version, seq, now)
+  if not r then return data end
+  call('ZADD', keys[LEASES], score(now + lease_ms * 1000), seq)
+  touch(keys, key, r, now)
+  local refused = call('HGET', keys[PROBES], 'refused')
+  return reply('ok', now, data, seq, 0, refused and tonumber(refused) >= seq)
+end
+
+local function release(keys, args)
+  local key, tx, body = args[1], args[3], args[4]
+  local epoch, version, seq = struct.unpack('>I4I8I8', args[2])
+  local now = clock()
+  local r, data = fenced(keys, key, epoch, version, seq, now)
+  if not r then return data end
+  call('ZREM', keys[LEASES], seq)
+  if call('ZCARD', keys[LEASES]) > 0 then return reply('ok', now, data) end
+  r.wait = 0
+  return reply('reopened', now, reopen(keys, key, r, now, tx, body, false))
+end
+
+-- Rule 7.
+local function restore(keys, args)
+  local key, record = args[1], args[2]
+  local now = clock()
+  local r, data = register(keys, key)
+  local lost = decode(record)
+  if not lost or lost.kind < 1 or lost.kind > ROUTE or lost.kind == SUSPECT or lost.state > OPEN
+    or lost.version >= MAX_EXACT then
+    return reply('illegal', now, data)
+  end
+  local more = 0
+  if r and lost.epoch == r.epoch and lost.version == r.version then
+    if lost.tx == r.tx then return reply('kept', now, data) end
+    if lost.state < r.state or lost.state == r.state and not is_after(lost.tx, r.tx) then
+      return reply('kept', now, data)
+    end
+    more = 1
+  elseif r and (lost.epoch < r.epoch or lost.epoch == r.epoch and lost.version < r.version) then
+    return reply('kept', now, data)
+  end
+  if lost.state == HALF_OPEN then
+    lost.state, lost.wait, more = OPEN, 0, 1
+  end
+  lost.version = lost.version + more
+  lost.ts = math.min(lost.ts, now)
+  return reply('ok', now, put(keys, key, lost, now))
+end
+
+-- Rule 9. Its one key is the members.
+local function beat(keys, args)
+  local now = clock()
+  call('ZADD', keys[1], score(now), args[1])
+  call('ZREMRANGEBYSCORE', keys[1], '-inf', score(now - MEMBER_TTL_MS * 1000))
+  call('PEXPIRE', keys[1], MEMBER_TTL_MS)
+  return reply('ok', now, '', 0, call('ZCARD', keys[1]))
+end
+
+-- Rule 10. Its one key is the evidence.
+local function share(keys, args)
+  local now = clock()
+  local oldest = math.max(0, math.floor(now / 1000) - tonumber(args[2]))
+  call('XADD', keys[1], 'MINID', '~', string.format('%.0f', oldest), '*', 'r', args[1])
+  return reply('ok', now)
+end
+
+local functions = {
+  propose = propose, ask = ask, report = report, renew = renew, release = release, restore = restore, beat = beat,
+  share = share,
+}
