@@ -206,7 +206,8 @@ def _parser() -> argparse.ArgumentParser:
         "sidecar log show node:chat/127.0.0.1:8000 --since 2h --json",
         ask=_log,
     )
-    show.add_argument("scope", metavar="SCOPE", nargs="?", choices=("request", "session", "node", "route"))
+    scopes = ("node", "session", "request", "route")
+    show.add_argument("scope", metavar="SCOPE", nargs="?", choices=scopes, help=", ".join(scopes))
     show.add_argument("key", metavar="KEY", help="with SCOPE as `breakers list` shows it, else as `log tail` does")
     for verb, most in ((tail, "20"), (show, "1000")):
         verb.add_argument("-n", metavar="N", dest="limit", default=most, help=f"the last N at most; {most}")
