@@ -52,10 +52,10 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 class LogView(msgspec.Struct, frozen=True):
     """How it stands with the log.
 
-    `state`: `starting`, `up`, `away` (the server does not answer: local state decides) or `local` (no server). `since` is
-    when that began, Unix seconds. `last_error` is empty if there never was one. `lag_records` is how many records are
-    known to be written and not read yet; `ring` how many of our own wait to be written, `dropped` how many of those
-    fell out. `members` is how many sidecars live; `position` how far the log was read.
+    `state`: `starting`, `up`, `away` (the server does not answer: local state decides) or `local` (there is none).
+    `since` is when that began, Unix seconds. `last_error` is empty if there never was one. `lag_records` is how many
+    records are known to be written and not read yet; `ring` how many of our own wait to be written, `dropped` how many
+    of those fell out. `members` is how many sidecars live; `position` how far the log was read.
     """
 
     state: str
