@@ -99,8 +99,11 @@ class Link:
 
     async def is_usable(self) -> bool:
         """Whether a link that lay idle may be used: the server has not closed it, and owes no reply."""
+        stream = self._connection._reader
+        if stream is None or stream.exception() is not None:
+            return False  # a reset is no end of the stream, which is all that `can_read` sees
         try:
-            return self._connection.is_connected and not await self._connection.can_read()
+            return not await self._connection.can_read()
         except (RedisError, OSError):
             return False
 
