@@ -253,7 +253,7 @@ class TransactionLog:
 
     def subscribe(self) -> Subscription:
         """The records that are read from now on."""
-        reader = Subscription(self._readers.remove)
+        reader = Subscription(self._unsubscribe)
         self._readers.append(reader)
         return reader
 
@@ -284,6 +284,10 @@ class TransactionLog:
     async def page(self, shard: int, *, evidence: bool, after: str, count: int) -> list[Entry]:
         """A piece of a shard's log or evidence, as it is. StoreDown."""
         return await self._store.history(shard, evidence=evidence, after=after, count=count)
+
+    def _unsubscribe(self, reader: Subscription) -> None:
+        if reader in self._readers:
+            self._readers.remove(reader)
 
     def _heard(self, entry: Entry, record: Record) -> None:
         for reader in self._readers:

@@ -504,6 +504,8 @@ class Replica:
     def _proposed(
         self, call: Propose, pending: Pending | None, reply: Reply, record: Record | None, now: float
     ) -> None:
+        # Else what the log said has come before the answer, and decided it.
+        open_still = pending is not None and self.ring.get(call.key) is pending
         if pending is not None:
             self.ring.drop(call.key, pending.tx)
         match reply.verdict:
@@ -519,7 +521,7 @@ class Replica:
                     self._tell(breaker.close_for_floor(now))
                 return
             case Verdict.STALE | Verdict.HELD | Verdict.ILLEGAL:
-                self.counts.cas_losses += 1
+                self.counts.cas_losses += open_still
             case _:
                 pass
         if record is not None and call.key not in self.ring:
@@ -624,11 +626,14 @@ class Replica:
             if breaker is not None:
                 self._lose(breaker, now)
         elif record.state == Code.OPEN:
-            if record.by == self.observer and scope is not Scope.NODE:
-                self.leases.want(record.key, max(now, agreed.until))
-            self._schedule(record.key, max(now, agreed.until))
+            at = max(now, agreed.until)
+            if record.by == self.observer and record.why == "withdrawn":
+                at += 2 * ASK_AGAIN_S  # given back for those who were refused
+            elif record.by == self.observer and scope is not Scope.NODE:
+                self.leases.want(record.key, at)
+            self._schedule(record.key, at, anew=True)
         elif record.state == Code.HALF_OPEN:
-            self._schedule(record.key, now + ASK_AGAIN_S)
+            self._schedule(record.key, now + ASK_AGAIN_S, anew=True)
 
     def _agreed(self, record: Record) -> Agreed:
         since = self.server.when(record.ts_us)
@@ -660,7 +665,10 @@ class Replica:
     def _consider(self, key: str, now: float) -> None:
         """An open breaker's wait is over, or others' probes are out: ask, if somebody here would use one."""
         breaker = self._breaker(key)
-        if breaker is None or not self.up or not breaker.shared or breaker.held_open:
+        if breaker is None:
+            return
+        breaker.expire(now)
+        if not self.up or not breaker.shared or breaker.held_open:
             return
         if any(lease.used_at is None for lease in self.leases.held(key)):
             self._schedule(key, now + ASK_AGAIN_S)
@@ -699,8 +707,9 @@ class Replica:
             if transition is not None:
                 self._tell(transition)
 
-    def _schedule(self, key: str, at: float) -> None:
-        if at < self._scheduled.get(key, inf):
+    def _schedule(self, key: str, at: float, *, anew: bool = False) -> None:
+        """To be considered then, or earlier if it is to be already; `anew`: then, whatever was."""
+        if anew or at < self._scheduled.get(key, inf):
             self._scheduled[key] = at
             heappush(self._due, (at, key))
 

@@ -1,0 +1,476 @@
+"""Several sidecars over one log: who opens what, who probes, what happens without the log, in virtual time."""
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from sidecar.core.balance import Choice
+from sidecar.core.breaker import Denied, Permit, Scope, State
+from sidecar.kernel.ids import SessionId
+from sidecar.kernel.outcome import Result
+from sidecar.policy.schema import Seconds
+from sidecar.txlog.codec import Code, Kind, decode, register_key, shard_of
+from sidecar.txlog.lease import IDLE_S, KEEP_S
+from tests.txlog.sidecars import RULE, Network, Sidecar, at_once, policy_of
+
+CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
+S, F, I = Result.SUCCESS, Result.FAILURE, Result.IGNORED  # noqa: E741
+
+
+def log_of(network: Network, number: int = 1) -> list[tuple[str, str, int, int]]:
+    """What the log says of an endpoint: kind, state, version, and by whom (its number)."""
+    key = network.register(number)
+    entries = at_once(network.store.history(shard_of(key), evidence=False, after="0", count=10_000))
+    records = [decode(entry.data) for entry in entries]
+    return [
+        (Kind(r.kind).name, Code(r.state).name, r.version, int(r.by.rpartition("-")[2]))
+        for r in records
+        if r.key == key
+    ]
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_opens_is_open_for_all() -> None:
+    network = Network(3)
+    one, two, _three = network.sidecars
+    one.fails()
+    assert network.states() == [OPEN, CLOSED, CLOSED], "here at once"
+    assert one.breaker().ours
+    network.turn()
+    assert network.states() == [OPEN] * 3
+    assert [sidecar.breaker().shared for sidecar in network.sidecars] == [True] * 3
+    (moved,) = two.told
+    assert (moved.why, moved.agreed, two.breaker().observer) == ("consecutive", True, "pod-1")
+    assert not one.told, "its own breaker had moved already"
+    assert log_of(network) == [("TRANSITION", "OPEN", 1, 1)]
+
+
+def test_of_two_that_open_at_once_one_is_written_and_both_agree() -> None:
+    network = Network(2)
+    for sidecar in network.sidecars:
+        sidecar.fails()
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+    assert len(log_of(network)) == 1
+    versions = {(s.breaker().epoch, s.breaker().version, s.breaker().observer) for s in network.sidecars}
+    assert len(versions) == 1
+    assert sum(sidecar.replica.counts.cas_losses for sidecar in network.sidecars) == 1
+
+
+def test_the_floor_is_the_fleets_and_who_was_later_closes_again() -> None:
+    network = Network(2, policy_of(3, replace(RULE, min_closed_ratio=0.67)))
+    one, two = network.sidecars
+    one.fails(1)
+    two.fails(2)
+    network.turn()
+    assert (one.breaker(1).state, one.breaker(2).state) == (OPEN, CLOSED)
+    assert (two.breaker(1).state, two.breaker(2).state) == (OPEN, CLOSED)
+    assert two.breaker(2).why == "floor" and two.replica.counts.floor == 1
+
+
+def test_evidence_of_one_is_a_suspicion_and_of_two_opens() -> None:
+    network = Network(3, policy_of(5, quorum=2))
+    one, two, _three = network.sidecars
+    one.fails()
+    network.turn()
+    assert network.states() == [OPEN, CLOSED, CLOSED] and one.breaker().ours
+    assert log_of(network) == [("SUSPECT", "CLOSED", 0, 1)]
+    two.fails(times=2)
+    assert two.breaker().state is OPEN, "a suspected endpoint needs less"
+    network.turn()
+    assert network.states() == [OPEN] * 3
+    assert not any(sidecar.breaker().ours for sidecar in network.sidecars)
+
+
+def test_a_suspicion_that_its_own_probe_confirms_is_enough() -> None:
+    network = Network(2, policy_of(5, quorum=2))
+    one, _ = network.sidecars
+    one.fails()
+    network.turn()
+    network.now += 10
+    assert one.ends(one.breaker(), F), "what only we avoid is probed by us"
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+
+
+def test_a_lone_sidecar_is_quorum_enough() -> None:
+    network = Network(1, policy_of(5, quorum=2))
+    network.sidecars[0].fails()
+    network.turn()
+    assert network.sidecars[0].breaker().shared
+
+
+def test_a_suspicion_that_lasts_is_told_again() -> None:
+    network = Network(2, policy_of(5, replace(RULE, open_s=Seconds(3600), open_max_s=Seconds(3600)), quorum=2))
+    network.sidecars[0].fails()
+    network.passes(150, 5.0)
+    told = [kind for kind, *_ in log_of(network)]
+    assert told.count("SUSPECT") >= 2 and set(told) == {"SUSPECT"}
+
+
+def test_who_sees_more_than_half_fail_suspects_itself() -> None:
+    network = Network(2, policy_of(4))
+    one, two = network.sidecars
+    one.fails(1)
+    one.fails(2)
+    one.fails(3)
+    network.turn()
+    assert [one.breaker(n).state for n in (1, 2)] == [OPEN, OPEN]
+    assert [two.breaker(n).state for n in (1, 2, 3)] == [CLOSED] * 3
+    assert not log_of(network, 1)
+
+
+# --- probing ----------------------------------------------------------------------------------------------------------
+
+
+def opened(count: int = 3, **changes: object) -> Network:
+    network = Network(count, policy_of(3, replace(RULE, **changes)))
+    network.sidecars[0].fails()
+    network.turn()
+    return network
+
+
+def test_one_probe_at_a_time_for_all_and_exactly_as_many_as_close() -> None:
+    network = opened(20, successes=5)
+    out: list[tuple[Sidecar, Permit]] = []
+    probes = 0
+    network.passes(9.5, asking=network.sidecars)
+    assert network.states() == [OPEN] * 20
+    for _ in range(200):
+        network.passes(0.05, 0.05, asking=network.sidecars)
+        if network.states() == [CLOSED] * 20:
+            break
+        for sidecar in network.sidecars:
+            for _ in range(5):
+                permit = sidecar.breaker().acquire(sidecar.now())
+                if isinstance(permit, Permit) and permit.probe:
+                    out.append((sidecar, permit))
+        assert len(out) <= 1
+        for sidecar, permit in out:
+            probes += 1
+            sidecar.tells(sidecar.breaker().record(permit, S, sidecar.now(), "complete"))
+        out.clear()
+    assert network.states() == [CLOSED] * 20
+    assert probes == 5
+
+
+def test_the_next_request_after_the_wait_is_the_probe() -> None:
+    network = opened(1)
+    (one,) = network.sidecars
+    network.passes(10.0, asking=[one])
+    assert one.breaker().state is HALF_OPEN and one.breaker().can_probe(network.now)
+    choice = one.asks()
+    assert isinstance(choice, Choice) and choice.permit.probe and choice.node.key == "h1:80"
+
+
+def test_a_failed_probe_opens_for_all_and_for_longer() -> None:
+    network = opened(2)
+    network.passes(10.0, asking=network.sidecars)
+    holder = next(s for s in network.sidecars if s.breaker().can_probe(network.now))
+    assert holder.ends(holder.breaker(), F)
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+    assert [s.breaker().retry_at(network.now) - network.now for s in network.sidecars] == pytest.approx([20, 20])
+    assert [s.breaker().evidence for s in network.sidecars] == ["3 failures in a row, the last: server_error"] * 2
+
+
+def test_a_probe_that_says_nothing_frees_its_place() -> None:
+    network = opened(2)
+    network.passes(10.0, asking=network.sidecars)
+    for _ in range(3):
+        holder = next(s for s in network.sidecars if s.breaker().can_probe(network.now))
+        holder.ends(holder.breaker(), I)
+        network.passes(1.0, asking=network.sidecars)
+    assert HALF_OPEN in network.states()
+
+
+def test_a_holder_that_dies_with_its_probe_reopens() -> None:
+    network = opened(2)
+    network.passes(10.0, asking=network.sidecars)
+    holder = next(s for s in network.sidecars if s.breaker().can_probe(network.now))
+    other = next(s for s in network.sidecars if s is not holder)
+    assert isinstance(holder.breaker().acquire(network.now), Permit)
+    network.sidecars.remove(holder)
+    network.passes(6.0, asking=[other])
+    assert other.breaker().state is OPEN and other.breaker().why == "lease_expired"
+
+
+def test_a_long_probe_keeps_its_lease() -> None:
+    network = opened(2)
+    network.passes(10.0, asking=network.sidecars)
+    holder = next(s for s in network.sidecars if s.breaker().can_probe(network.now))
+    permit = holder.breaker().acquire(network.now)
+    assert isinstance(permit, Permit)
+    network.passes(60.0, asking=network.sidecars)
+    assert network.states() == [HALF_OPEN, HALF_OPEN]
+    holder.breaker().record(permit, S, network.now, "complete")
+    network.turn()
+    assert network.states() == [HALF_OPEN, HALF_OPEN] and not holder.replica.counts.fenced
+
+
+def test_a_request_nobody_heard_of_again_holds_its_probe_no_longer_than_any_may_take() -> None:
+    network = opened(1)
+    (one,) = network.sidecars
+    network.passes(10.0, asking=[one])
+    assert isinstance(one.breaker().acquire(network.now), Permit)
+    network.passes(one.breaker().lease_s + 10.0, 1.0, asking=[one])
+    assert one.breaker().why == "lease_expired"
+
+
+def test_nobody_asks_for_probes_of_a_service_that_nobody_uses() -> None:
+    network = opened(2)
+    for sidecar in network.sidecars:
+        sidecar.service.asked_at = -math.inf
+    network.passes(60.0)
+    assert network.states() == [OPEN, OPEN]
+    network.passes(1.5, asking=[network.sidecars[1]])
+    assert network.sidecars[1].breaker().can_probe(network.now)
+
+
+def test_one_that_others_want_is_given_back_soon_and_otherwise_kept() -> None:
+    network = opened(2)
+    one, two = network.sidecars
+    network.passes(10.0, asking=[one])
+    assert one.breaker().can_probe(network.now)
+    network.passes(KEEP_S / 2, asking=[one])
+    assert one.breaker().can_probe(network.now)
+    network.passes(IDLE_S + 5.0, asking=[one, two])
+    network.passes(5.0, asking=[two])
+    assert two.breaker().can_probe(network.now) and not one.breaker().can_probe(network.now)
+
+
+# --- sessions and kinds of request ------------------------------------------------------------------------------------
+
+
+def fail_session(sidecar: Sidecar, session: str, times: int = 2) -> None:
+    found = sidecar.service.session(SessionId(session), sidecar.now())
+    for _ in range(times):
+        permit = sidecar.service.admit_session(found, sidecar.now())
+        if isinstance(permit, Permit):
+            sidecar.tells(sidecar.service.record_session(found, permit, F, sidecar.now(), "server_error"))
+
+
+def test_a_session_breaker_follows_the_session_to_any_pod() -> None:
+    network = Network(3)
+    one, two, three = network.sidecars
+    met = two.service.session(SessionId("s-1"), network.now)
+    fail_session(one, "s-1")
+    network.turn()
+    assert isinstance(two.service.admit_session(met, network.now), Denied), "who knows it already"
+    fresh = three.service.session(SessionId("s-1"), network.now)
+    assert isinstance(three.service.admit_session(fresh, network.now), Denied), "and who meets it later"
+    other = three.service.session(SessionId("s-2"), network.now)
+    assert isinstance(three.service.admit_session(other, network.now), Permit)
+
+
+def test_a_session_that_failed_is_probed_where_it_comes_back() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    fail_session(one, "s-1")
+    network.turn()
+    network.passes(5.0)
+    moved = two.service.session(SessionId("s-1"), network.now)
+    refused = two.service.admit_session(moved, network.now)
+    assert isinstance(refused, Denied)
+    network.passes(4 * IDLE_S)
+    permit = two.service.admit_session(moved, network.now)
+    assert isinstance(permit, Permit) and permit.probe
+    two.service.record_session(moved, permit, S, network.now, "complete")
+    network.turn()
+    assert isinstance(one.service.admit_session(one.service.sessions[SessionId("s-1")], network.now), Permit)
+
+
+def test_a_kind_of_request_that_fails_is_refused_everywhere() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    breaker = one.service.request_breaker("POST /v1/chat/completions", network.now)
+    for _ in range(2):
+        one.ends(breaker, F)
+    network.turn()
+    assert isinstance(
+        two.service.request_breaker("POST /v1/chat/completions", network.now).acquire(network.now), Denied
+    )
+
+
+def test_an_endpoint_that_joins_is_open_from_its_start_if_the_others_say_so() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    two.use(policy_of(1))
+    one.fails(2)
+    network.turn()
+    two.use(policy_of(3))
+    assert two.breaker(2).state is OPEN
+
+
+# --- without the log --------------------------------------------------------------------------------------------------
+
+
+def test_what_happens_without_the_log_is_told_once_it_is_back() -> None:
+    network = Network(2)
+    one, _two = network.sidecars
+    one.down = True
+    network.turn()
+    one.fails()
+    network.turn()
+    assert network.states() == [OPEN, CLOSED]
+    one.down = False
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+    assert len(log_of(network)) == 1, "and once"
+    network.passes(3.0)
+    assert len(log_of(network)) == 1
+
+
+def test_what_opened_and_closed_again_without_the_log_is_not_told() -> None:
+    network = Network(1)
+    (one,) = network.sidecars
+    one.down = True
+    network.turn()
+    one.fails()
+    network.passes(30.0)
+    while one.breaker().state is not CLOSED:
+        assert one.ends(one.breaker(), S)
+    one.down = False
+    network.turn()
+    assert not log_of(network)
+
+
+def test_who_was_away_loses_to_who_was_not() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    one.down = True
+    network.turn()
+    two.fails()
+    one.fails()
+    network.turn()
+    one.down = False
+    network.turn()
+    assert [by for *_, by in log_of(network)] == [2]
+    assert network.states() == [OPEN, OPEN] and one.breaker().observer == "pod-2"
+
+
+def test_a_lost_answer_is_no_second_record() -> None:
+    network = Network(2)
+    one, _ = network.sidecars
+    one.fails()
+    one.write(lose_answers=True)
+    network.turn()
+    assert network.states() == [OPEN, OPEN] and len(log_of(network)) == 1
+
+
+def test_a_server_that_lost_everything_is_told_what_is_open() -> None:
+    network = opened(2)
+    one, two = network.sidecars
+    fresh = Network(0).store
+    fresh._now_us = network.now_us
+    network.store = fresh
+    for sidecar in network.sidecars:
+        sidecar.beat()
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+    assert len(log_of(network)) == 1
+    network.passes(11.0, asking=[one, two])
+    assert HALF_OPEN in network.states(), "and it goes on as before"
+
+
+def test_without_the_log_the_probes_of_many_are_apart() -> None:
+    network = opened(10)
+    for sidecar in network.sidecars:
+        sidecar.down = True
+    network.turn()
+    waits = sorted(s.breaker().retry_at(network.now) - network.now for s in network.sidecars)
+    assert waits[0] >= 9.9 and waits[-1] > 30.0 and len(set(waits)) == 10
+    network.now += 10.0 + 9 * 10.0
+    assert all(isinstance(s.breaker().acquire(network.now), Permit) for s in network.sidecars), "but come at last"
+
+
+def test_a_trimmed_log_is_read_whole() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    two.down = True
+    network.turn()
+    for _ in range(3):
+        one.fails()
+        network.turn()
+        network.passes(200.0, 1.0, asking=[one])
+        while one.breaker().state is not CLOSED:
+            one.ends(one.breaker(), S)
+            network.passes(1.0, asking=[one])
+    one.fails()
+    network.turn()
+    two.down = False
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_holds_everywhere_until_the_next() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    breaker = two.breaker()
+    breaker.force("open", network.now, "ann")
+    two.replica.order(breaker, "open", "ann", math.inf, network.now)
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+    network.passes(500.0, 50.0, asking=network.sidecars)
+    assert network.states() == [OPEN, OPEN] and one.breaker().by == "ann at pod-2"
+    one.breaker().force("close", network.now, "bob")
+    one.replica.order(one.breaker(), "close", "bob", math.inf, network.now)
+    network.turn()
+    assert network.states() == [CLOSED, CLOSED]
+
+
+def test_an_order_ends_everywhere_at_its_time() -> None:
+    network = Network(2)
+    one, _two = network.sidecars
+    one.breaker().force("open", network.now, "ann", network.now + 60.0)
+    one.replica.order(one.breaker(), "open", "ann", 60.0, network.now)
+    network.passes(59.0, 1.0, asking=network.sidecars)
+    assert network.states() == [OPEN, OPEN]
+    network.passes(3.0, asking=network.sidecars)
+    assert HALF_OPEN in network.states()
+
+
+def test_what_is_held_closed_is_opened_by_nobody() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    one.breaker().force("hold", network.now, "ann", network.now + 60.0)
+    one.replica.order(one.breaker(), "hold", "ann", 60.0, network.now)
+    network.turn()
+    two.fails()
+    network.turn()
+    assert network.states() == [CLOSED, CLOSED]
+    network.passes(61.0, 1.0)
+    two.fails()
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+
+
+def test_an_order_without_the_log_is_told_when_it_is_back() -> None:
+    network = Network(2)
+    one, _ = network.sidecars
+    one.down = True
+    network.turn()
+    one.breaker().force("open", network.now, "ann")
+    one.replica.order(one.breaker(), "open", "ann", math.inf, network.now)
+    one.down = False
+    network.turn()
+    assert network.states() == [OPEN, OPEN]
+
+
+def test_all_ramp_up_together() -> None:
+    network = opened(2, successes=1)
+    one, two = network.sidecars
+    key = register_key(Scope.NODE, "chat", "h1:80")
+    assert one.replica.fold.state(key) == Code.OPEN
+    network.passes(10.0, asking=network.sidecars)
+    holder = next(s for s in network.sidecars if s.breaker().can_probe(network.now))
+    assert holder.ends(holder.breaker(), S)
+    network.turn()
+    assert network.states() == [CLOSED, CLOSED]
+    assert one.breaker().ramp_until == pytest.approx(two.breaker().ramp_until, abs=1e-3)
