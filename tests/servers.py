@@ -142,7 +142,7 @@ class Server:
         if self._running is not None:
             await self._reap()
         self.socket.unlink(missing_ok=True)
-        self._running = await leash.start(self._words, self.directory)
+        self._running = leash.start(self._words, self.directory)
         self._listening = asyncio.create_task(self._listen(self._running.output))
         if ready:
             await self.ready()
@@ -151,7 +151,9 @@ class Server:
         """Wait until it answers PING, having loaded what it loads."""
 
         async def answers() -> bool:
-            assert self.alive, f"the server ended:\n{self.output}"
+            if not self.alive and self._listening is not None:
+                await self._listening  # its last words
+                raise AssertionError(f"the server ended:\n{self.output}")
             try:
                 return await self.ask("PING") == b"PONG"
             except (OSError, AssertionError):

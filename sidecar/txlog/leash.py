@@ -17,6 +17,7 @@ a millisecond; the watcher costs some 200 KiB.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Final
 
 _SHELL: Final = "/bin/sh"
+_READ_BYTES: Final = 65536
+_KILLED_S: Final = 1.0  # only what waits for a broken disk takes longer, and that cannot be waited for
 # A shell gives /dev/null to what runs in the background, so the pipe has another number first.
 _SCRIPT: Final = """
 exec 3<&0
@@ -34,17 +37,21 @@ exec "$@" 3<&- </dev/null
 
 
 class Leashed:
-    """A program that was started. `output`: what it writes to both its outputs."""
+    """A program that was started. `output`: what it writes to both its outputs; whoever starts it reads on, or memory
+    grows."""
 
-    __slots__ = ("_ended", "_hold", "_loop", "_pidfd", "_popen", "_transport", "output")
+    __slots__ = ("_ended", "_hold", "_loop", "_pidfd", "_pipe", "_popen", "output")
 
     def __init__(self, popen: "subprocess.Popen[bytes]", hold: int, loop: asyncio.AbstractEventLoop) -> None:
         self._popen = popen
         self._hold = hold
         self._loop = loop
         self._ended = asyncio.Event()
-        self._transport: asyncio.ReadTransport | None = None
         self.output = asyncio.StreamReader(loop=loop)
+        self._pipe = popen.stdout
+        if self._pipe is not None:
+            os.set_blocking(self._pipe.fileno(), False)
+            loop.add_reader(self._pipe, self._on_output)
         self._pidfd = os.pidfd_open(popen.pid)
         loop.add_reader(self._pidfd, self._on_end)
 
@@ -72,23 +79,36 @@ class Leashed:
         """Let go of everything, once the program has ended; again is harmless. One that still runs is killed."""
         if self._popen.returncode is None:
             self._popen.kill()
-            self._popen.wait()  # it cannot refuse
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(_KILLED_S)
             self._on_end()
-        if self._transport is not None:
-            self._transport.close()
+        self._close_output()
         hold, self._hold = self._hold, -1
         if hold >= 0:
             try:
-                os.write(hold, b"\n")
+                if self._popen.returncode is not None:
+                    os.write(hold, b"\n")
             except BrokenPipeError:
                 pass  # the watcher is gone: somebody killed it
             finally:
                 os.close(hold)
 
-    async def read(self) -> None:
-        """Connect `output`; for `start`."""
-        protocol = asyncio.StreamReaderProtocol(self.output, loop=self._loop)
-        self._transport, _ = await self._loop.connect_read_pipe(lambda: protocol, self._popen.stdout)
+    def _on_output(self) -> None:
+        try:
+            data = self._pipe.read(_READ_BYTES) if self._pipe is not None else b""
+        except OSError:
+            data = b""
+        if data:
+            self.output.feed_data(data)
+        elif data is not None:  # None: nothing there, after all
+            self._close_output()
+
+    def _close_output(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            self._loop.remove_reader(pipe)
+            pipe.close()
+            self.output.feed_eof()
 
     def _on_end(self) -> None:
         if self._pidfd >= 0 and self._popen.poll() is not None:
@@ -98,15 +118,16 @@ class Leashed:
             self._ended.set()
 
 
-async def start(words: Sequence[str], directory: Path, *, pass_fds: Sequence[int] = ()) -> Leashed:
+def start(words: Sequence[str], directory: Path, *, pass_fds: Sequence[int] = ()) -> Leashed:
     """Run a program in a directory. One that is not there ends with 127 and says so in its output. OSError: there is no
     such directory, no shell, or no process to be had."""
     watched, hold = os.pipe()
     try:
-        popen = subprocess.Popen(  # noqa: ASYNC220, S603 - it waits for the exec, a millisecond; the words are ours
+        popen = subprocess.Popen(  # noqa: S603 - the words are ours
             [_SHELL, "-c", _SCRIPT, _SHELL, *words],
             cwd=directory,
             stdin=watched,
+            bufsize=0,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
@@ -117,10 +138,4 @@ async def start(words: Sequence[str], directory: Path, *, pass_fds: Sequence[int
         raise
     finally:
         os.close(watched)
-    leashed = Leashed(popen, hold, asyncio.get_running_loop())
-    try:
-        await leashed.read()
-    except BaseException:
-        leashed.release()
-        raise
-    return leashed
+    return Leashed(popen, hold, asyncio.get_running_loop())

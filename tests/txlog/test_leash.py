@@ -18,7 +18,7 @@ from pathlib import Path
 from sidecar.txlog import leash
 
 async def main():
-    held = await leash.start(["/bin/sh", "-c", "echo begun; exec sleep 600"], Path("/"))
+    held = leash.start(["/bin/sh", "-c", "echo begun; exec sleep 600"], Path("/"))
     await held.output.readline()
     print(held.pid, flush=True)
     await asyncio.sleep(600)
@@ -29,7 +29,7 @@ asyncio.run(main())
 
 @contextlib.asynccontextmanager
 async def started(*words: str, directory: Path) -> AsyncIterator[leash.Leashed]:
-    held = await leash.start(words, directory)
+    held = leash.start(words, directory)
     try:
         yield held
     finally:
@@ -73,7 +73,7 @@ async def test_the_program_has_our_childs_pid_its_words_and_its_directory(tmp_pa
 async def test_the_program_has_no_files_of_ours_but_those_it_was_given(tmp_path: Path) -> None:
     script = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
     given, other = os.pipe()
-    held = await leash.start([sys.executable, "-c", script], tmp_path, pass_fds=[given])
+    held = leash.start([sys.executable, "-c", script], tmp_path, pass_fds=[given])
     listed = await text(held)
     await held.wait()
     held.release()
@@ -121,7 +121,7 @@ async def test_a_release_ends_the_watcher(tmp_path: Path) -> None:
 
 
 async def test_a_release_kills_what_still_runs(tmp_path: Path) -> None:
-    held = await leash.start(["/bin/sh", "-c", "echo begun; exec sleep 600"], tmp_path)
+    held = leash.start(["/bin/sh", "-c", "echo begun; exec sleep 600"], tmp_path)
     await held.output.readline()
     held.release()
     assert await held.wait() == -signal.SIGKILL
@@ -148,7 +148,7 @@ async def test_no_file_stays_open(tmp_path: Path) -> None:
         async with started("/bin/true", directory=tmp_path) as held:
             await held.wait()
         with pytest.raises(OSError):
-            await leash.start(["/bin/true"], tmp_path / "nowhere")
+            leash.start(["/bin/true"], tmp_path / "nowhere")
         return len(list(Path("/proc/self/fd").iterdir()))
 
     first = await run()  # the loop opens files of its own, once
