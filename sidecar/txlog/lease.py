@@ -110,6 +110,7 @@ class Leases:
                     idle = (idle_s >= KEEP_S and not wanted) or (idle_s >= IDLE_S and lease.contended)
                     if idle and lease.breaker.take_back(lease.seq):
                         self.remove(key, lease.seq)
+                        self._wanted.pop(key, None)  # so that it is not asked for again before others have it
                         release.append((key, lease))
                         continue
                 elif now - lease.used_at >= lease.breaker.lease_s:
