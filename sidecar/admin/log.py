@@ -7,10 +7,11 @@ loses the oldest of what waits for it, and is told so: `{"lost": 12}`. `GET /log
 1. A follower subscribes before the history is read: nothing falls between the two, and what is in both is told once.
 2. Whoever reads may stop reading without leaving. What waits for him is bounded, and so are those who may read at once
    (`READERS`); after `STALLED_S` without taking a byte he is cut off.
+3. Streams run on the same loop: one history is read at a time, and what is made of it is made in slices.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Final
@@ -37,6 +38,9 @@ SLICE: Final = 200
 GLANCE_S: Final = 1.0
 """How soon it is noticed that a follower left."""
 
+PAUSE_S: Final = 0.05
+"""A busy log is told twenty times a second and not once per record: nobody reads faster."""
+
 HEARTBEAT_S: Final = 15.0
 STALLED_S: Final = 600.0
 """An operator may stop his terminal's scrolling to read; ten minutes later he has forgotten."""
@@ -62,12 +66,17 @@ class Asked(msgspec.Struct, frozen=True):
         return fnmatchcase(record.key, pattern) or fnmatchcase(record.name, pattern)
 
 
+Told = Callable[[LogFacts, Asked], Awaitable[web.StreamResponse]]
+
+
 class LogPages:
     """The pages. `close` ends those that follow."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._readers = 0
+        # Who waits for it waits for `READERS` histories at most, each with a deadline of its own.
+        self._reading = asyncio.Semaphore(1)
         self._following: set[asyncio.Timeout] = set()
         self._closed = False
 
@@ -87,65 +96,78 @@ class LogPages:
             deadline.reschedule(0.0)
 
     async def log(self, request: web.Request) -> web.StreamResponse:
-        log = self._facts.log
-        if log is None:
-            return _no_log()
-        try:
-            asked = parse(request.query, self._facts.wall())
-        except ValueError as exc:
-            return answer.error(400, str(exc), "bad_request")
-        if self._readers >= READERS:
-            return answer.error(503, f"{READERS} read the log already", "too_many_readers")
-        self._readers += 1
-        try:
+        """What was, and with `follow` what comes."""
+
+        async def told(log: LogFacts, asked: Asked) -> web.StreamResponse:
             if asked.follow:
                 return await self._follow(request, log, asked)
-            records = await _past(log, asked)
-        except LogAway as exc:
-            return answer.error(503, f"the log is away: {exc}", "log_away")
-        finally:
-            self._readers -= 1
-        return web.Response(body=b"".join(_lines(records)), content_type=NDJSON)
+            return web.Response(body=await _joined(await self._past(log, asked), b"\n"), content_type=NDJSON)
+
+        return await self._told(request, _PARAMETERS, told)
 
     async def named(self, request: web.Request) -> web.StreamResponse:
         """The history of a breaker as `/breakers` names it: the same name in two services is two registers."""
         scope, name = request.match_info["scope"], request.match_info["name"]
         every = self._facts.fleet.services
         having = [service for service, state in every.items() if scope == Scope.NODE and name in state.nodes]
-        services = having or list(every)
-        return await self._histories(request, [f"{scope}:{service}/{name}" for service in services])
+        return await self._histories(request, [f"{scope}:{service}/{name}" for service in having or list(every)])
 
     async def key(self, request: web.Request) -> web.StreamResponse:
         """The history of one register."""
         return await self._histories(request, [request.match_info["key"]])
 
     async def _histories(self, request: web.Request, keys: Sequence[str]) -> web.StreamResponse:
+        async def told(log: LogFacts, asked: Asked) -> web.StreamResponse:
+            records: list[LogRecord] = []
+            try:
+                for key in keys:
+                    async with self._reading:
+                        records.extend(await log.history(key, asked.since_us, asked.limit))
+            except ValueError as exc:
+                return answer.error(404, f"no such key: {exc}", "unknown_key")
+            if not records:
+                return answer.error(404, "the log has nothing about it", "unknown_key")
+            records.sort(key=lambda record: record.ts_us)
+            body = await _joined(records[-asked.limit :] if asked.limit else [], b",")
+            return answer.encoded(b"[" + body.removesuffix(b",") + b"]")
+
+        return await self._told(request, ("since", "limit"), told)
+
+    async def _told(self, request: web.Request, parameters: Sequence[str], told: Told) -> web.StreamResponse:
+        """What `told` says, or why it is not asked: no log, parameters that mean nothing, too many readers."""
         log = self._facts.log
         if log is None:
-            return _no_log()
+            return answer.error(404, "this sidecar keeps no log", "no_log")
         try:
-            asked = parse(request.query, self._facts.wall(), ("since", "limit"))
+            asked = parse(request.query, self._facts.wall(), parameters)
         except ValueError as exc:
             return answer.error(400, str(exc), "bad_request")
         if self._readers >= READERS:
             return answer.error(503, f"{READERS} read the log already", "too_many_readers")
         self._readers += 1
         try:
-            records = [record for key in keys for record in await log.history(key, asked.since_us, asked.limit)]
-        except ValueError as exc:
-            return answer.error(404, f"no such key: {exc}", "unknown_key")
+            return await told(log, asked)
         except LogAway as exc:
             return answer.error(503, f"the log is away: {exc}", "log_away")
         finally:
             self._readers -= 1
-        records.sort(key=lambda record: record.ts_us)
-        lines = [views.record(record) for record in records[len(records) - min(asked.limit, len(records)) :]]
-        return answer.page(lines) if lines else answer.error(404, "the log has nothing about it", "unknown_key")
+
+    async def _past(self, log: LogFacts, asked: Asked) -> list[LogRecord]:
+        """The newest of all that is wanted, oldest first."""
+        if asked.limit == 0:
+            return []
+        async with self._reading:
+            some = await log.history(None, asked.since_us, MOST_RECORDS if asked.pattern else asked.limit)
+        found: list[LogRecord] = []
+        for begin in range(0, len(some), SLICE):
+            found.extend(record for record in some[begin : begin + SLICE] if asked.wants(record))
+            await asyncio.sleep(0)
+        return found[-asked.limit :]
 
     async def _follow(self, request: web.Request, log: LogFacts, asked: Asked) -> web.StreamResponse:
         subscription = log.subscribe()
         try:
-            records = await _past(log, asked)
+            records = await self._past(log, asked)
             response = web.StreamResponse(headers={"content-type": NDJSON, "cache-control": "no-store"})
             await response.prepare(request)
             # Ended, cut off, or gone by himself: in every case it is over.
@@ -156,13 +178,60 @@ class LogPages:
                     try:
                         if self._closed:
                             ends.reschedule(0.0)
-                        await _tell(request, response, [*_lines(records), b"\n"])
-                        await _go_on(request, response, subscription, asked, {record.id for record in records})
+                        reader = _Reader(request, response)
+                        await reader.tell(records)
+                        await reader.write(b"\n")
+                        await reader.go_on(subscription, asked, {record.id for record in records})
                     finally:
                         self._following.discard(ends)
             return response
         finally:
             subscription.close()
+
+
+class _Reader:
+    """One that follows. Whatever is told him raises ConnectionError if he left, TimeoutError if he takes nothing."""
+
+    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+        self._request = request
+        self._response = response
+
+    async def go_on(self, subscription: Subscription, asked: Asked, told: set[str]) -> None:
+        """Live, until he leaves. `told` has the ids of what he was told already."""
+        clock = asyncio.get_running_loop().time
+        lost, said_at = 0, clock()
+        while (transport := self._request.transport) is not None and not transport.is_closing():
+            fresh = await _news(subscription)
+            if subscription.lost > lost:
+                await self.write(b'{"lost":%d}\n' % (subscription.lost - lost))
+                lost = subscription.lost
+            wanted = [record for record in fresh if record.id not in told and asked.wants(record)]
+            told.difference_update(record.id for record in fresh)
+            if wanted:
+                await self.tell(wanted)
+                said_at = clock()
+            elif clock() - said_at >= HEARTBEAT_S:
+                await self.write(b"\n")
+                said_at = clock()
+            if fresh:
+                await asyncio.sleep(PAUSE_S)
+
+    async def tell(self, records: Sequence[LogRecord]) -> None:
+        """Lines of JSON."""
+        for begin in range(0, len(records), SLICE):
+            await self.write(b"".join(_json(record) + b"\n" for record in records[begin : begin + SLICE]))
+            await asyncio.sleep(0)
+
+    async def write(self, lines: bytes) -> None:
+        """Bytes as they are."""
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await self._response.write(lines)
+        except TimeoutError:
+            if self._request.transport is not None:
+                # What was written cannot be sent, so the answer cannot end well.
+                self._request.transport.abort()
+            raise
 
 
 def parse(query: Mapping[str, str], wall: float, known: Sequence[str] = _PARAMETERS) -> Asked:
@@ -188,43 +257,6 @@ def parse(query: Mapping[str, str], wall: float, known: Sequence[str] = _PARAMET
     return Asked(_SWITCH[follow], since_us, pattern, int(limit))
 
 
-async def _past(log: LogFacts, asked: Asked) -> list[LogRecord]:
-    if asked.limit == 0:
-        return []
-    if not asked.pattern:
-        return await log.history(None, asked.since_us, asked.limit)
-    some = await log.history(None, asked.since_us, MOST_RECORDS)
-    return [record for record in some if asked.wants(record)][-asked.limit :]
-
-
-async def _go_on(
-    request: web.Request,
-    response: web.StreamResponse,
-    subscription: Subscription,
-    asked: Asked,
-    told: set[str],
-) -> None:
-    """Live, until the reader leaves. `told` has the ids of what was told already."""
-    lost, quiet_s = 0, 0.0
-    while (transport := request.transport) is not None and not transport.is_closing():
-        fresh = await _news(subscription)
-        lines = []
-        if subscription.lost > lost:
-            lines.append(b'{"lost":%d}\n' % (subscription.lost - lost))
-            lost = subscription.lost
-        wanted = []
-        for record in fresh:
-            if record.id in told:
-                told.discard(record.id)
-            elif asked.wants(record):
-                wanted.append(record)
-        lines.extend(_lines(wanted))
-        quiet_s = 0.0 if lines else quiet_s + GLANCE_S * (not fresh)
-        if quiet_s >= HEARTBEAT_S:
-            lines, quiet_s = [b"\n"], 0.0
-        await _tell(request, response, lines)
-
-
 async def _news(subscription: Subscription) -> list[LogRecord]:
     """What came, or nothing after `GLANCE_S`."""
     with suppress(TimeoutError):
@@ -233,22 +265,14 @@ async def _news(subscription: Subscription) -> list[LogRecord]:
     return []
 
 
-async def _tell(request: web.Request, response: web.StreamResponse, lines: Sequence[bytes]) -> None:
-    """Writes; ConnectionError if the reader left, or was cut off because he takes nothing."""
-    for begin in range(0, len(lines), SLICE):
-        try:
-            async with asyncio.timeout(STALLED_S):
-                await response.write(b"".join(lines[begin : begin + SLICE]))
-        except TimeoutError:
-            if request.transport is not None:
-                # What was written cannot be sent, so the answer cannot end well.
-                request.transport.abort()
-            raise
+async def _joined(records: Sequence[LogRecord], after_each: bytes) -> bytearray:
+    """The records as JSON, each with something behind it."""
+    body = bytearray()
+    for begin in range(0, len(records), SLICE):
+        body += b"".join(_json(record) + after_each for record in records[begin : begin + SLICE])
+        await asyncio.sleep(0)
+    return body
 
 
-def _lines(records: Sequence[LogRecord]) -> Iterator[bytes]:
-    return (views.encode(views.record(record)) + b"\n" for record in records)
-
-
-def _no_log() -> web.Response:
-    return answer.error(404, "this sidecar keeps no log", "no_log")
+def _json(record: LogRecord) -> bytes:
+    return views.encode(views.record(record))

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import aiohttp
-import msgspec
 import pytest
 from yarl import URL
 
@@ -248,6 +247,18 @@ async def test_silence_is_broken_by_blank_lines(monkeypatch: pytest.MonkeyPatch)
         assert [await lines.readline() for _ in range(3)] == [b"\n"] * 3
 
 
+async def test_what_is_not_wanted_breaks_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAUSE_S", 0.001)
+    monkeypatch.setattr(pages, "HEARTBEAT_S", 0.02)
+    async with door() as admin, admin.follow("&key=none") as lines:
+        assert await past(lines) == []
+        beat = asyncio.ensure_future(lines.readline())
+        while not beat.done():
+            admin.log.tell(log_record(1))
+            await asyncio.sleep(0.001)
+        assert beat.result() == b"\n"
+
+
 async def test_slow_reader_is_told_how_much_he_lost() -> None:
     async with door(most=2) as admin, admin.follow() as lines:
         assert await past(lines) == []
@@ -271,16 +282,17 @@ async def raw(port: int, log: FakeLog) -> AsyncIterator[asyncio.StreamReader]:
 
 
 async def stall(log: FakeLog) -> None:
-    """Tells so much that nothing more fits on the way to one who does not read."""
+    """Tells so much that nothing more fits on the way to one who does not read, or until he is cut off."""
     (subscription,) = log.subscribed
     long = log_record(1, evidence="x" * 100_000)
-    while subscription.lost < 3:
+    while subscription.lost < 10 and log.subscribed:
         log.tell(long)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.002)
 
 
 async def test_reader_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "STALLED_S", 0.1)
+    monkeypatch.setattr(pages, "PAUSE_S", 0.0)
     async with door(most=3) as admin, raw(admin.port, admin.log):
         await stall(admin.log)
         await until(admin.log, 0)
@@ -309,7 +321,8 @@ async def test_no_more_read_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "stalled"])
-async def test_stop_waits_for_no_follower(reads: bool) -> None:
+async def test_stop_waits_for_no_follower(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAUSE_S", 0.0)
     facts, log = StillFacts(snapshot(service(A))), FakeLog(most=3)
     facts.log = log
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
@@ -326,8 +339,3 @@ async def test_stop_waits_for_no_follower(reads: bool) -> None:
                 assert took_s < STOP_S / 2
             else:
                 assert took_s < 2 * STOP_S
-
-
-def test_lines_are_what_clients_decode() -> None:
-    (line,) = pages._lines([log_record(1)])
-    assert msgspec.json.decode(line)["id"] == "0-1"
