@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pty
 import signal
 import socket
 import socketserver
@@ -296,6 +297,26 @@ def test_records_are_shown_as_they_come_until_ctrl_c() -> None:
         assert process.wait(10) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+def test_a_terminal_is_shown_what_comes_unless_it_is_told_not_to() -> None:
+    facts, log = StillFacts(snapshot(service(A))), FakeLog([log_record(1)])
+    facts.log = log
+    with pages(facts) as (address, do):
+        command = [sys.executable, "-m", "sidecar", "log", "tail", "--admin", address]
+        for flags, follows in (((), True), (("--no-follow",), False)):
+            ours, its = pty.openpty()
+            with open(ours, "rb", buffering=0) as terminal, subprocess.Popen([*command, *flags], stdout=its) as process:
+                os.close(its)
+                shown = b""
+                while b"waits 10 s" not in shown:
+                    shown += terminal.read(1000)
+                if follows:
+                    do(lambda: log.tell(log_record(2, B)))
+                    while B.encode() not in shown:
+                        shown += terminal.read(1000)
+                    process.send_signal(signal.SIGINT)
+                assert process.wait(10) == 0
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)], ids=["table", "json"])

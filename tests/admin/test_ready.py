@@ -88,6 +88,20 @@ def held_open(facts: StillFacts) -> None:
     facts.monotonic_s += 10 * OPEN_S
 
 
+def ordered_to_stay_closed(facts: StillFacts) -> None:
+    breaker(facts).force("hold", facts.now(), "operator")
+
+
+def ordered_to_stay_open(facts: StillFacts) -> None:
+    waited(facts)
+    breaker(facts).force("hold", facts.now(), "operator")
+
+
+def order_over(facts: StillFacts) -> None:
+    breaker(facts).force("open", facts.now(), "operator", facts.now() + 60.0)
+    facts.monotonic_s += 61.0
+
+
 def leaving(facts: StillFacts) -> None:
     node(facts).draining = True
 
@@ -112,6 +126,9 @@ def nothing(facts: StillFacts) -> None:
         pytest.param(waited, True, id="open with its wait over: the next request is its probe"),
         pytest.param(all_probes_out, True, id="half-open with its probes out"),
         pytest.param(held_open, False, id="held open by an operator"),
+        pytest.param(ordered_to_stay_closed, True, id="held as it was, closed"),
+        pytest.param(ordered_to_stay_open, False, id="held as it was, open with its wait over"),
+        pytest.param(order_over, True, id="held open for a minute that is over"),
         pytest.param(leaving, False, id="leaving the policy"),
         pytest.param(overloaded, True, id="overloaded"),
         pytest.param(unhealthy, True, id="health check failed: no evidence"),
