@@ -26,6 +26,8 @@ from sidecar.txlog.store import Call, Entry, Image, Reply, StoreDown, StoreUnfit
 from sidecar.txlog.target import Address, Target, parse_target
 
 TIMEOUT_S: Final = 0.5
+LATE_S: Final = 0.1
+"""How late a blocking read may come back empty: the server looks ten times a second whose wait is over."""
 SCAN: Final = b"1000"
 """Registers in a piece: some 200 KB, a millisecond of the server's."""
 HOPS: Final = 3
@@ -146,7 +148,8 @@ class RedisStore:
         block = (b"BLOCK", b"%d" % block_ms) if block_ms else ()
         command: Command = (b"XREAD", b"COUNT", b"%d" % count, *block, b"STREAMS", *streams, *positions)
         shard = next(iter(after))
-        [reply] = await self._within(self._timeout_s + block_ms / 1000, self._exchange([shard], [command], lane))
+        limit_s = self._timeout_s + (block_ms / 1000 + LATE_S if block_ms else 0)
+        [reply] = await self._within(limit_s, self._exchange([shard], [command], lane))
         entries: list[Entry] = []
         for stream, found in self._sound(reply) or ():
             shard, is_evidence = self._streams[stream]
@@ -217,7 +220,7 @@ class RedisStore:
                 return await work
         except TimeoutError as exc:
             await self._doubt()
-            raise StoreDown("timeout", f"{self._target} did not answer within {self._timeout_s:g} s") from exc
+            raise StoreDown("timeout", f"{self._target} did not answer within {seconds:g} s") from exc
         except StoreDown:
             await self._doubt()
             raise
