@@ -67,7 +67,7 @@ class Witness:
         self.statuses[record.status] += 1
         self._recorder.request(record)
 
-    def transition(self, transition: object) -> None:
+    def transition(self, transition: object, trace: str = "") -> None:
         raise RuntimeError(f"a breaker moved by itself: {transition}")
 
     def condemned(self, prompt: object) -> None:

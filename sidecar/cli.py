@@ -8,15 +8,17 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from sidecar.settings import UsageError, add_arguments, from_arguments
+from sidecar.settings import EMBEDDED_PACKAGE, Here, Settings, UsageError, add_arguments, from_arguments
 
 OK, FAILED, USAGE = 0, 1, 2
 
 _EXAMPLES = """examples:
   sidecar run --upstream http://127.0.0.1:8000
   sidecar run --policy /etc/sidecar --listen :9400 --admin :9401 --log-format json
+  sidecar run --policy /etc/sidecar --redis redis://redis:6379
   sidecar demo --fault stall
   sidecar validate policies/
   sidecar simulate --policy chat.yaml --trace monday.jsonl --fault stall:5m:8m:0
@@ -83,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "relay traffic to engines",
         "sidecar run --upstream http://127.0.0.1:8000",
         "sidecar run --policy /etc/sidecar/policies --listen :9400 --admin :9401 --log-format json",
+        "sidecar run --policy /etc/sidecar/policies --redis rediss://sidecar:PASSWORD@redis.example:6379",
         "sidecar run --upstream unix:///run/vllm.sock --tls-cert tls.crt --tls-key tls.key",
     )
     add_arguments(run)
@@ -258,15 +261,24 @@ def _add_query(
     return parser
 
 
+def _settings(arguments: argparse.Namespace) -> Settings:
+    here = Here(os.uname().nodename, os.getpid(), find_spec(EMBEDDED_PACKAGE) is not None)
+    return from_arguments(arguments, os.environ, here)
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    settings = from_arguments(arguments, os.environ)
+    settings = _settings(arguments)
     from sidecar import main as composition
 
     return composition.run(settings)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    settings = from_arguments(arguments, os.environ)
+    settings = _settings(arguments)
+    import tempfile
+
+    import msgspec
+
     from sidecar import demonstration
     from sidecar.demo.script import Kind
 
@@ -274,7 +286,11 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise UsageError("the demo has engines and a policy of its own: leave out --policy and --upstream")
     if arguments.fault is not None and arguments.fault not in set(Kind):
         raise UsageError(f'--fault: "{arguments.fault}" is not one of {", ".join(Kind)}')
-    return demonstration.demo(settings, arguments.fault)
+    if arguments.data is not None or os.environ.get("SIDECAR_DATA"):
+        return demonstration.demo(settings, arguments.fault)
+    # Every demo begins with all breakers closed, and leaves nothing.
+    with tempfile.TemporaryDirectory(prefix="llm-sidecar-demo-", ignore_cleanup_errors=True) as data:
+        return demonstration.demo(msgspec.structs.replace(settings, data=Path(data)), arguments.fault)
 
 
 def _validate(arguments: argparse.Namespace) -> int:

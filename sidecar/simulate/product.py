@@ -249,7 +249,7 @@ class Notes:
         """The end of a request; its client is told next."""
         self.last = record
 
-    def transition(self, transition: Transition) -> None:
+    def transition(self, transition: Transition, trace: str = "") -> None:
         """A breaker moved."""
         if transition.scope is Scope.NODE:
             pod = self._indexes.get(transition.key)

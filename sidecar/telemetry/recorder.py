@@ -1,5 +1,6 @@
 """What the request path tells the world, as metrics and log lines."""
 
+from collections.abc import Callable
 from typing import Final
 
 from sidecar.core.breaker import State, Transition
@@ -19,14 +20,17 @@ MAX_QUIET: Final = 1000
 
 
 class TelemetryRecorder:
-    """`proxy.ports.Recorder` over metrics and logs. `wall`: Unix seconds."""
+    """`proxy.ports.Recorder` over metrics and logs. `wall`: Unix seconds. `share` takes transitions for the others."""
 
-    __slots__ = ("_logs", "_metrics", "_quiet_until", "_wall")
+    __slots__ = ("_logs", "_metrics", "_quiet_until", "_share", "_wall")
 
-    def __init__(self, metrics: Metrics, logs: Logs, wall: Wall) -> None:
+    def __init__(
+        self, metrics: Metrics, logs: Logs, wall: Wall, share: Callable[[Transition, str], None] | None = None
+    ) -> None:
         self._metrics = metrics
         self._logs = logs
         self._wall = wall
+        self._share = share
         self._quiet_until: dict[EndpointKey, float] = {}
 
     def attempt(self, record: AttemptRecord) -> None:
@@ -38,9 +42,11 @@ class TelemetryRecorder:
         self._metrics.request(record)
         self._logs.request(record)
 
-    def transition(self, transition: Transition) -> None:
-        """Metrics and an event: a warning when a breaker opens."""
+    def transition(self, transition: Transition, trace: str = "") -> None:
+        """Metrics and an event: a warning when a breaker opens; and the transaction log."""
         self._metrics.transition(transition)
+        if self._share is not None:
+            self._share(transition, trace)
         log = self._logs.event.warning if transition.new is State.OPEN else self._logs.event.info
         log(
             "breaker",
@@ -52,6 +58,7 @@ class TelemetryRecorder:
             why=transition.why,
             evidence=transition.evidence,
             generation=transition.generation,
+            agreed=transition.agreed,
         )
 
     def condemned(self, prompt: Condemned) -> None:

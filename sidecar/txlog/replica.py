@@ -257,9 +257,12 @@ class Replica:
         self.ring.put(Pending(key, said, self._new_tx(), "", action, for_s))
         self.wake()
 
-    def share(self, service: str, blob: bytes, keep_ms: int) -> None:
-        """What was seen in the last second, for all."""
-        self._shares.append(Share(service=service, blob=blob, keep_ms=keep_ms))
+    def share(self, share: Share) -> None:
+        """What was seen in the last second, for all; not if it may be us who sees wrong."""
+        service = self.fleet.services.get(ServiceName(share.service))
+        if service is None or _suspects_itself(service):
+            return
+        self._shares.append(share)
         if len(self._shares) > MAX_SHARES:
             del self._shares[0]
             self.counts.dropped_shares += 1
@@ -562,8 +565,11 @@ class Replica:
         breaker = self._breaker(key)
         if breaker is not None and breaker.lend(seq):
             self.leases.add(key, Lease(breaker, record.epoch, record.version, seq, now))
-            # More may be lent at a time once one was good.
-            self._schedule(key, now + ASK_AGAIN_S)
+            if len(self.leases.held(key)) < breaker.probes:
+                self._asks[key] = breaker
+            else:
+                # More may be lent at a time once one was good.
+                self._schedule(key, now + ASK_AGAIN_S)
         else:
             self._reports.append(self._release(key, record.service, record.epoch, record.version, seq))
 
@@ -575,7 +581,7 @@ class Replica:
             if job.lease is not None and record.proofs > call.successes:
                 self._asks[call.key] = job.lease.breaker
         elif reply.verdict in (Verdict.PROVED, Verdict.NEUTRAL):
-            self._schedule(call.key, now + ASK_AGAIN_S)
+            self._schedule(call.key, now, anew=True)
 
     def _release(self, key: str, service: str, epoch: int, version: int, seq: int) -> Job:
         said = "nobody asked for anything that could be a probe"

@@ -304,7 +304,7 @@ class FakeRecorder:
     def request(self, record: RequestRecord) -> None:
         self.requests.append(record)
 
-    def transition(self, transition: Transition) -> None:
+    def transition(self, transition: Transition, trace: str = "") -> None:
         self.transitions.append(transition)
 
     def condemned(self, prompt: Condemned) -> None:
