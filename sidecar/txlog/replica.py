@@ -18,7 +18,9 @@ Whoever does the I/O (`log`) sends `jobs`, hands the answers to `replied` and wh
    apart: R sidecars that know nothing of each other make one probe per wait, about. What happens meanwhile waits in the
    ring, per key the latest. On return the shards are read first; what is later there wins, what is later here is
    restored, and then the ring is told.
-5. A shard's records are numbered. A jump means that some were trimmed before we read them, a step back that the server
+5. The floor counts every open endpoint of a service in the log. Those that are none of ours (they left, or belong to
+   another sidecar's policy) must not use up what of ours may open: they are added to the size that we tell.
+6. A shard's records are numbered. A jump means that some were trimmed before we read them, a step back that the server
    lost some: both end in reading the shard whole.
 """
 
@@ -39,6 +41,7 @@ from sidecar.txlog.fold import Fold, order_of
 from sidecar.txlog.lease import ASK_AGAIN_S, KEEP_S, LEASE_MS, Lease, Leases
 from sidecar.txlog.ring import Pending, Ring
 from sidecar.txlog.store import (
+    GONE_SLACK_MS,
     SUSPECT_MS,
     Ask,
     Call,
@@ -156,6 +159,7 @@ class Replica:
         self._asks: dict[str, Breaker] = {}
         self._restores: list[Job] = []
         self._shares: list[Share] = []
+        self._open_nodes: dict[str, set[str]] = {}
         self._due: list[tuple[float, str]] = []
         self._scheduled: dict[str, float] = {}
         self._remind_at = inf
@@ -497,7 +501,7 @@ class Replica:
             base_ms=_ms(t.base_s),
             max_ms=_ms(t.max_s),
             ramp_ms=_ms(t.ramp_s),
-            size=roster.size if node and opens else 0,
+            size=roster.size + self._foreign(service, now) if node and opens else 0,
             minimum=roster.minimum if node and opens else 0,
             quorum=min(service.policy.shared.quorum, self.members) if node and opens else 1,
             overwhelming=t.why == "probe_failed",
@@ -613,12 +617,26 @@ class Replica:
         self._adopt(record, now)
         return True
 
+    def _foreign(self, service: ServiceState, now: float) -> int:
+        """How many endpoints the log has open of a service that are not in it; at most as many as the server counts."""
+        now_us = self.server.now_us(now)
+        foreign = 0
+        for name in self._open_nodes.get(service.name, ()):
+            if name not in service.nodes:
+                record = self.fold.get(key_of(Scope.NODE, service.name, name))
+                if record is not None and record.ts_us + (2 * record.max_ms + GONE_SLACK_MS) * 1000 > now_us:
+                    foreign += 1
+        return foreign
+
     def _adopt(self, record: Record, now: float) -> None:
-        scope = _SCOPES.get(parse_key(record.key)[0])
+        word, name, key = parse_key(record.key)
+        scope = _SCOPES.get(word)
         self.leases.moved(record.key, record.epoch, record.version, record.state == Code.CLOSED)
         if scope is None:
             return
-        _, name, key = parse_key(record.key)
+        if scope is Scope.NODE:
+            names = self._open_nodes.setdefault(name, set())
+            (names.discard if record.state == Code.CLOSED else names.add)(key)
         service = self.fleet.services.get(ServiceName(name))
         if service is None:
             return

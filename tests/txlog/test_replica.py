@@ -9,7 +9,7 @@ from sidecar.core.balance import Choice
 from sidecar.core.breaker import Denied, Permit, Scope, State
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Seconds
+from sidecar.policy.schema import Endpoint, Seconds
 from sidecar.txlog.codec import Code, Kind, decode, register_key, shard_of
 from sidecar.txlog.lease import IDLE_S, KEEP_S
 from tests.txlog.sidecars import RULE, Network, Sidecar, at_once, policy_of
@@ -69,6 +69,20 @@ def test_the_floor_is_the_fleets_and_who_was_later_closes_again() -> None:
     assert (one.breaker(1).state, one.breaker(2).state) == (OPEN, CLOSED)
     assert (two.breaker(1).state, two.breaker(2).state) == (OPEN, CLOSED)
     assert two.breaker(2).why == "floor" and two.replica.counts.floor == 1
+
+
+def test_endpoints_that_left_while_open_use_up_nothing_of_the_floor() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    one.fails(1)
+    network.turn()
+    fresh = replace(policy_of(3), endpoints=tuple(Endpoint(url=f"http://h{number}:80") for number in (4, 5, 6)))
+    for sidecar in network.sidecars:
+        sidecar.use(fresh)
+    two.fails(4)
+    one.fails(5)
+    network.turn()
+    assert [one.breaker(number).state for number in (4, 5)] == [OPEN, OPEN]
 
 
 def test_evidence_of_one_is_a_suspicion_and_of_two_opens() -> None:
