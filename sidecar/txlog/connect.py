@@ -14,6 +14,8 @@ replies; signing in, TLS and the protocol stay redis-py's and hiredis's business
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, cast
 
 import hiredis
@@ -32,7 +34,7 @@ from redis.exceptions import (
 
 from sidecar.txlog.functions import Command
 from sidecar.txlog.store import StoreDown, StoreUnfit
-from sidecar.txlog.target import Address, Target
+from sidecar.txlog.target import Address, Target, Tls
 
 WORDS: Final = frozenset(
     {
@@ -153,20 +155,31 @@ def link_to(
     if address.path:
         return Link(UnixDomainSocketConnection(path=address.path, **known), name)
     known |= {"host": address.host, "port": address.port}
-    tls = target.tls
-    if tls is None:
+    if target.tls is None:
         return Link(Connection(**known), name)
-    return Link(
-        SSLConnection(
-            ssl_ca_certs=tls.ca or None,
-            ssl_certfile=tls.certificate or None,
-            ssl_keyfile=tls.key or None,
-            ssl_check_hostname=tls.check_name,
-            ssl_cert_reqs="required" if tls.verify else "none",
-            **known,
-        ),
-        name,
-    )
+    secured = SSLConnection(**known)
+    secured.ssl_context.context = _context(target.tls)
+    return Link(secured, name)
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    """What redis-py would build for each connection anew, which takes the loop milliseconds; rotated files are read."""
+    try:
+        stamp = tuple(Path(path).stat().st_mtime_ns for path in (tls.ca, tls.certificate, tls.key) if path)
+        return _build_context(tls, stamp)
+    except OSError as exc:  # an ssl.SSLError is one, too
+        raise StoreUnfit("tls", f"the files for TLS cannot be used ({exc}): see ssl_ca_certs, ssl_certfile") from exc
+
+
+@lru_cache(maxsize=8)
+def _build_context(tls: Tls, stamp: tuple[int, ...]) -> ssl.SSLContext:
+    del stamp  # files that changed are other files
+    context = ssl.create_default_context(cafile=tls.ca or None)
+    if tls.certificate:
+        context.load_cert_chain(tls.certificate, tls.key or None)
+    context.check_hostname = tls.check_name
+    context.verify_mode = ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE
+    return context
 
 
 def down(exc: BaseException, where: object) -> StoreDown:

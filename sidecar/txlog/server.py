@@ -13,7 +13,7 @@
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import hiredis
@@ -89,7 +89,7 @@ class RedisStore:
     async def open(self) -> None:
         """See `Store`. May be called again after it failed."""
         self._is_closed = False
-        await self._within(self._timeout_s, self._greet())
+        await self._within(self._timeout_s, self._anywhere(self._greet))
         for address in dict.fromkeys(self._routes):
             await self._within(self._timeout_s, self._load(address))
 
@@ -139,12 +139,9 @@ class RedisStore:
         """See `Store`. One reader to a lane."""
         if not after:
             return []
-        streams: list[bytes] = []
-        positions: list[bytes] = []
-        for shard, (log, evidence) in after.items():
-            names = self._packer.shards[shard]
-            streams += (names.log, names.evidence)
-            positions += (log.encode(), evidence.encode())
+        names = self._packer.shards
+        streams = [name for shard in after for name in (names[shard].log, names[shard].evidence)]
+        positions = [position.encode() for both in after.values() for position in both]
         block = (b"BLOCK", b"%d" % block_ms) if block_ms else ()
         command: Command = (b"XREAD", b"COUNT", b"%d" % count, *block, b"STREAMS", *streams, *positions)
         shard = next(iter(after))
@@ -166,18 +163,14 @@ class RedisStore:
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
-    async def _greet(self) -> None:
+    async def _greet(self, link: Link) -> None:
         """Find out what this is, and where the shards are."""
-        link = await self._take(self._target.addresses[0], _CALLS)
-        try:
-            [text] = await link.ask((b"INFO",))
-            facts = _facts(self._sound(text))
-            self._check(facts)
-            self._clustered = facts.get("cluster_enabled") == "1"
-            if self._clustered:
-                await self._map(link)
-        finally:
-            await link.drop()
+        [text] = await link.ask((b"INFO",))
+        facts = _facts(self._sound(text))
+        self._check(facts)
+        self._clustered = facts.get("cluster_enabled") == "1"
+        if self._clustered:
+            await self._map(link)
 
     def _check(self, facts: dict[str, str]) -> None:
         """Whether it is a server that will do, and whether it has functions."""
@@ -258,7 +251,8 @@ class RedisStore:
     async def _exchange(self, shards: Sequence[int], commands: Sequence[Command], lane: int = _CALLS) -> list[Any]:
         """Send each command to its shard's server. The replies in the commands' order, refusals as exceptions."""
         if self._is_lost:
-            await self._find()
+            await self._anywhere(self._map)
+            self._is_lost = False
         replies: list[Any] = [None] * len(commands)
         plan: dict[Address, list[int]] = {}
         for place, shard in enumerate(shards):
@@ -359,35 +353,34 @@ class RedisStore:
                 await link.drop()
         raise trouble or StoreDown("refused", f"{self._target} has no sentinel")
 
-    async def _find(self) -> None:
-        """Where a cluster's shards are, as the first server says that answers."""
-        known = list(dict.fromkeys((*self._routes, *self._target.addresses)))
+    async def _anywhere(self, do: Callable[[Link], Awaitable[None]]) -> None:
+        """Do something with the first server that answers, of all that are known: a cluster's any will do."""
+        known = list(dict.fromkeys((*self._target.addresses[:1], *self._routes)))
         trouble: BaseException | None = None
         for address in known:
-            link = link_to(address, self._target, self._timeout_s)
             try:
-                async with asyncio.timeout(self._timeout_s / (len(known) + 1)):
-                    await link.connect()
-                    await self._map(link)
-                self._is_lost = False
-                return
+                async with asyncio.timeout(self._timeout_s / len(known)):
+                    link = await self._take(address, _CALLS)
+                    try:
+                        return await do(link)
+                    finally:
+                        await link.drop()
+            except StoreUnfit:
+                raise
             except (TimeoutError, StoreDown, *_ERRORS) as exc:
                 trouble = exc
-            finally:
-                await link.drop()
-        raise trouble or StoreDown("refused", f"{self._target} has no server")
+        assert trouble is not None
+        raise trouble
 
     async def _map(self, link: Link) -> None:
-        """Ask a cluster's server which server has which slots."""
+        """Ask a cluster's server which server has which slots. One that nobody has stays where it was."""
         [ranges] = await link.ask((b"CLUSTER", b"SLOTS"))
-        owners: dict[int, Address] = {}
-        slots = [slot_of(names.tag) for names in self._packer.shards]
-        for first, last, (host, port, *_), *_ in self._sound(ranges):
-            to = Address((host or b"").decode() or link.address.host, port)
-            owners |= {slot: to for slot in slots if first <= slot <= last}
-        if missing := [slot for slot in slots if slot not in owners]:
-            raise StoreDown("clusterdown", f"{self._target}: nobody has slot {missing[0]}")
-        self._routes = [owners[slot] for slot in slots]
+        found = self._sound(ranges)
+        for shard, names in enumerate(self._packer.shards):
+            slot = slot_of(names.tag)
+            for first, last, (host, port, *_), *_ in found:
+                if first <= slot <= last:
+                    self._routes[shard] = Address((host or b"").decode() or link.address.host, port)
 
     # --- replies ------------------------------------------------------------------------------------------------------
 

@@ -677,6 +677,19 @@ async def test_over_tls(tmp_path: Path) -> None:
         await stranger.close()
 
 
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+@pytest.mark.parametrize("there", [False, True], ids=["no file", "no certificate"])
+async def test_a_file_for_tls_that_will_not_do_is_named(tmp_path: Path, option: str, there: bool) -> None:
+    file = tmp_path / "file.pem"
+    if there:
+        file.write_text("nothing of the kind")
+    store = RedisStore(f"{refused().replace('redis://', 'rediss://')}?{option}={file}")
+    with pytest.raises(StoreUnfit, match="the files for TLS cannot be used") as raised:
+        await store.open()
+    assert raised.value.word == "tls"
+    await store.close()
+
+
 async def test_a_server_without_tls_is_named(tmp_path: Path) -> None:
     async with valkey(tmp_path, port=0) as server:
         store = RedisStore(server.tcp_url.replace("redis://", "rediss://"), timeout_s=1.0)
@@ -927,6 +940,20 @@ async def test_a_slot_half_way_is_read_where_its_keys_are_and_written_when_it_is
         finally:
             await three_masters.end_move(slot, source, to)
         assert await again(store) == 0
+
+
+async def test_a_cluster_is_found_without_the_server_that_the_url_names(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3) as masters, clustered(masters, 2.0) as store:
+        named, other, _ = masters.masters
+        for shard in range(SHARDS):
+            slot = slot_of(Shard("dtl", shard).tag)
+            if await masters.owner_of(slot) is named:
+                await masters.move_slot(slot, other)
+        await again(store)
+        await store.counts()  # whoever moved says so: all are known now
+        await named.kill()
+        await store.open()
+        assert await works(store)
 
 
 async def test_a_masters_death_is_survived_by_the_rest(tmp_path: Path) -> None:
