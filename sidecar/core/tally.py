@@ -13,6 +13,8 @@ class EndpointTally(msgspec.Struct, frozen=True):
     """The attempts on one endpoint that ended: by how, and by what that said of the endpoint.
 
     `copies` of them were probes by copy. `first_tokens` is a sketch (`core.sketch`) of the seconds to the first token.
+    `runs` are failures in a row: before the first success, at most, and after the last; all the same where none
+    succeeded.
     """
 
     endpoint: EndpointKey
@@ -20,6 +22,7 @@ class EndpointTally(msgspec.Struct, frozen=True):
     ended: Ended
     copies: dict[Result, int] = {}
     first_tokens: dict[int, int] = {}
+    runs: tuple[int, int, int] = (0, 0, 0)
 
 
 class ServiceTally(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ INFERENCE_PATHS: Final = frozenset(path.decode() for path in API_BY_PATH)
 
 
 _SUCCESS: Final = Result.SUCCESS
+_FAILURE: Final = Result.FAILURE
 
 
 class Metrics:
@@ -324,7 +325,8 @@ class _RequestSeries:
 class AttemptSeries:
     """What the attempts on one endpoint of one service increment.
 
-    `first_tokens` is a sketch (`core.sketch`) that `tally` takes away once a second; `touched`: it is due to be looked
+    What `tally` takes away once a second: `first_tokens`, a sketch (`core.sketch`), and failures in a row: `first_run`
+    before the first success (`well`: there was one), `longest_run`, and `run` by now. `touched`: it is due to be looked
     at, `told` and `told_copies` are what the cells said when it last was.
     """
 
@@ -333,15 +335,19 @@ class AttemptSeries:
         "copies",
         "duration",
         "endings",
+        "first_run",
         "first_tokens",
         "key",
+        "longest_run",
         "malformed",
         "new",
         "reused",
+        "run",
         "told",
         "told_copies",
         "touched",
         "ttft",
+        "well",
     )
 
     def __init__(self, metrics: Metrics, key: tuple[str, str, str]) -> None:
@@ -355,6 +361,8 @@ class AttemptSeries:
         self.new = metrics.attempt_connections.child((*key, "new"))
         self.reused = metrics.attempt_connections.child((*key, "reused"))
         self.first_tokens: dict[int, int] = {}
+        self.first_run = self.longest_run = self.run = 0
+        self.well = False
         self.touched = False
         self.told: dict[tuple[Ending, int], int] = {}
         self.told_copies: dict[int, int] = {}
@@ -366,6 +374,15 @@ class AttemptSeries:
             ending = self._metrics.attempts.child((*self.key, record.ending.value, record.result.value))
             self.endings[record.ending, id(record.result)] = ending
         ending.n += 1
+        if record.result is _SUCCESS:
+            self.run = 0
+            self.well = True
+        elif record.result is _FAILURE:
+            self.run += 1
+            if self.run > self.longest_run:
+                self.longest_run = self.run
+            if not self.well:
+                self.first_run = self.run
         if record.copy:
             copies = self.copies.get(id(record.result))
             if copies is None:

@@ -31,9 +31,18 @@ class Tally:
             series.touched = False
             service, version, endpoint = series.key
             services.setdefault(service, []).append(
-                EndpointTally(EndpointKey(endpoint), version, _ended(series), _copies(series), series.first_tokens)
+                EndpointTally(
+                    EndpointKey(endpoint),
+                    version,
+                    _ended(series),
+                    _copies(series),
+                    series.first_tokens,
+                    (series.first_run, series.longest_run, series.run),
+                )
             )
             series.first_tokens = {}
+            series.first_run = series.longest_run = series.run = 0
+            series.well = False
         return [ServiceTally(service, endpoints) for service, endpoints in services.items()]
 
 

@@ -6,14 +6,16 @@ span can be judged again under another policy. One blob for both: what is there 
 
 ```
 schema u8 | msgpack array: observer, seq, service, took_ms, endpoints, kinds, sessions, common, excused
-endpoint: array of key, version, {outcome: n}, {result: n of copies}, {bucket: n}, in flight, counts
+endpoint: array of key, version, {outcome: n}, {result: n of copies}, {bucket: n}, in flight, counts, runs
 counts:   array of good, errors, slow, location, timed, left; nil: the detector had nothing to say
+runs:     array of failures in a row: before the first success, at most, after the last; nil: none failed
 ```
 
 1. Nothing is here that the request path has to count anew: outcomes are the difference of metrics (`telemetry.tally`),
    counts are the detector's own (`evidence.share`).
-2. `seq` rises by one per blob of an observer and begins at its clock's milliseconds, so that a restart goes on above
-   it. What comes again, or late, is dropped by whoever reads: sums must not be added twice.
+2. `seq` rises by one per blob of an observer and service: services lie in shards, which are read in any order. It
+   begins at the observer's clock's milliseconds, so that a restart goes on above it. What comes again, or late, is
+   dropped by whoever reads: sums must not be added twice.
 3. Numbers of an ending or a result never change and are never given anew. A number that is not known here, of a later
    release, is kept as "other" (None): it counts, and speaks for or against nobody.
 4. Fractions go in thousandths: what a detector makes of them is coarser by far.
@@ -47,6 +49,7 @@ OLD_MS: Final = 10_000
 FORGOTTEN_MS: Final = 120_000
 """An observer that was silent for so long may begin anew, wherever its clock stands now."""
 MOST_OBSERVERS: Final = 4096
+"""Times the services that each tells of."""
 
 ENDINGS: Final[dict[Ending, int]] = {
     Ending.COMPLETE: 0,
@@ -86,7 +89,8 @@ class EndpointSummary(msgspec.Struct, frozen=True):
     """One endpoint in one interval.
 
     `ended`: attempts by how they ended and what that said of the endpoint; `copies` of them were probes by copy.
-    `first_tokens` is a sketch (`core.sketch`). `in_flight` at the interval's end. `counts` is the detector's.
+    `first_tokens` is a sketch (`core.sketch`). `in_flight` at the interval's end. `counts` is the detector's. `runs` of
+    failures are as in `core.tally.EndpointTally`.
     """
 
     endpoint: EndpointKey
@@ -96,6 +100,7 @@ class EndpointSummary(msgspec.Struct, frozen=True):
     first_tokens: dict[int, int] = {}
     in_flight: int = 0
     counts: Counts | None = None
+    runs: tuple[int, int, int] = (0, 0, 0)
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -125,6 +130,7 @@ class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
     first_tokens: dict[int, int] = {}
     in_flight: int = 0
     counts: tuple[int, int, int, int, int, int] | None = None
+    runs: tuple[int, int, int] | None = None
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +178,8 @@ def decode(data: bytes) -> Summary:
     counted: list[Iterable[int]] = [*body.kinds.values(), *body.sessions.values(), (body.took_ms,)]
     for each in body.endpoints:
         counted += [each.ended.values(), each.copies.values(), each.first_tokens.values(), (each.in_flight,)]
+        if each.runs is not None:
+            counted.append(each.runs)
         if each.counts is not None:
             good, errors, slow, _, timed, _ = each.counts
             counted.append((good, errors, slow, timed))
@@ -213,6 +221,7 @@ def _packed(each: EndpointSummary) -> _Endpoint:
             counts.timed,
             round(counts.left * _THOUSAND),
         ),
+        each.runs if any(each.runs) else None,
     )
 
 
@@ -230,17 +239,19 @@ def _unpacked(each: _Endpoint) -> EndpointSummary:
     if each.counts is not None:
         good, errors, slow, location, timed, left = each.counts
         counts = Counts(key, good, errors, slow, location / _THOUSAND, timed, left / _THOUSAND)
-    return EndpointSummary(key, each.version, ended, copies, each.first_tokens, each.in_flight, counts)
+    runs = each.runs or (0, 0, 0)
+    return EndpointSummary(key, each.version, ended, copies, each.first_tokens, each.in_flight, counts, runs)
 
 
 class Teller:
-    """Makes this sidecar's summaries. `seq` is the first one's number: milliseconds since the epoch."""
+    """Makes this sidecar's summaries. `seq` is each service's first number: milliseconds since the epoch."""
 
-    __slots__ = ("_observer", "_seq", "_told_at")
+    __slots__ = ("_observer", "_seq", "_seqs", "_told_at")
 
     def __init__(self, observer: str, seq: int, now: float) -> None:
         self._observer = observer
         self._seq = seq
+        self._seqs: dict[str, int] = {}
         self._told_at = now
 
     def tell(self, fleet: Fleet, tallies: list[ServiceTally], now: float) -> list[Share]:
@@ -268,7 +279,8 @@ class Teller:
         detection = service.detection
         common = 0.0 if detection is None else detection.normal.common
         excused = detection is not None and (detection.normal.overload or detection.normal.panic)
-        seq, self._seq = self._seq, self._seq + 1
+        seq = self._seqs.get(service.name, self._seq)
+        self._seqs[service.name] = seq + 1
         return Summary(self._observer, seq, service.name, took_ms, endpoints, common=common, excused=excused)
 
 
@@ -288,6 +300,7 @@ def _merged(service: ServiceState, ended: list[EndpointTally], counts: list[Coun
                 in_flight,
                 # An endpoint that changed its version in this interval is there twice, what was seen of it once.
                 seen.pop(tally.endpoint, None),
+                tally.runs,
             )
         )
     for key, each in seen.items():
@@ -304,7 +317,7 @@ class Heard:
 
     def __init__(self, observer: str) -> None:
         self._observer = observer
-        self._last: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         self.dropped = 0
         """Summaries of others that came again, or too late."""
 
@@ -315,12 +328,13 @@ class Heard:
         """
         if summary.observer == self._observer:
             return []
-        last, heard_ms = self._last.get(summary.observer, (-1, now_ms))
+        teller = summary.observer, summary.service
+        last, heard_ms = self._last.get(teller, (-1, now_ms))
         if (summary.seq <= last and now_ms - heard_ms < FORGOTTEN_MS) or now_ms - at_ms > OLD_MS:
             self.dropped += 1
             return []
-        self._last[summary.observer] = summary.seq, now_ms
-        self._last.move_to_end(summary.observer)
+        self._last[teller] = summary.seq, now_ms
+        self._last.move_to_end(teller)
         if len(self._last) > MOST_OBSERVERS:
             self._last.popitem(last=False)
         return [each.counts for each in summary.endpoints if each.counts is not None]

@@ -1,5 +1,7 @@
 """The tally is the difference of what the metrics count: nothing twice, nothing lost."""
 
+import pytest
+
 from sidecar.core.sketch import bucket_of
 from sidecar.core.tally import EndpointTally, ServiceTally
 from sidecar.kernel.ids import EndpointKey
@@ -29,6 +31,7 @@ def test_what_ended_is_told_once() -> None:
                 {(Ending.COMPLETE, S): 3, (Ending.SERVER_ERROR, F): 1},
                 {},
                 {bucket_of(0.5): 2, bucket_of(2.0): 1},
+                (0, 1, 1),
             )
         ],
     )
@@ -77,6 +80,35 @@ async def test_a_policy_change_neither_repeats_nor_loses_what_stays() -> None:
     assert (back.endpoint, back.ended) == (OTHER, {(Ending.COMPLETE, S): 1})
     labels = {"service": "chat", "version": "v1", "ending": "complete", "outcome": "success"}
     assert await value(metrics, "sidecar_attempts_total", **labels, endpoint=NODE) == 3
+
+
+@pytest.mark.parametrize(
+    ("ended", "runs"),
+    [
+        pytest.param("", [(0, 0, 0)], id="no failures"),
+        pytest.param("ss", [(0, 0, 0)], id="successes"),
+        pytest.param("fff", [(3, 3, 3)], id="failures alone"),
+        pytest.param("ffsfffsf", [(2, 3, 1)], id="before, between and after"),
+        pytest.param("sfff", [(0, 3, 3)], id="at the end"),
+        pytest.param("fisfoifs", [(1, 2, 0)], id="what says nothing interrupts no run"),
+        pytest.param("sff|ffs|ss", [(0, 2, 2), (2, 2, 0), (0, 0, 0)], id="each second for itself"),
+    ],
+)
+def test_failures_in_a_row_are_told(ended: str, runs: list[tuple[int, int, int]]) -> None:
+    outcomes = {
+        "s": (Ending.COMPLETE, S),
+        "f": (Ending.SERVER_ERROR, F),
+        "i": (Ending.CLIENT_LEFT, Result.IGNORED),
+        "o": (Ending.OVERLOADED, Result.OVERLOADED),
+    }
+    metrics = Metrics()
+    tally = Tally(metrics)
+    for second, expected in zip(ended.split("|"), runs, strict=True):
+        for letter in second:
+            ending, result = outcomes[letter]
+            metrics.attempt(attempt(ending=ending, result=result))
+        told = [each.runs for service in tally.take() for each in service.endpoints]
+        assert told == ([expected] if second else [])
 
 
 def test_what_nobody_takes_stays_bounded() -> None:

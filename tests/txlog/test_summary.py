@@ -53,6 +53,7 @@ def summary(seq: int = 7, observer: str = "pod-a", counts: Counts | None = COUNT
                 {55: 30, 56: 10},
                 12,
                 counts,
+                (0, 2, 1),
             ),
         ),
         {"POST /v1/chat/completions": (40, 2)},
@@ -86,8 +87,8 @@ def test_the_bytes_are_what_other_releases_read() -> None:
     assert encode(summary()) == bytes.fromhex(
         "01"
         "99a5706f642d6107a463686174cd03e8"
-        "9197ad31302e302e302e313a38303030a27631"
-        "820028440281000182371e380a0c96280201d1f254297d"
+        "9198ad31302e302e302e313a38303030a27631"
+        "820028440281000182371e380a0c96280201d1f254297d93000201"
         "81b9504f5354202f76312f636861742f636f6d706c6574696f6e73922802"
         "81a6757365722d31920002"
         "ccfac3"
@@ -112,6 +113,7 @@ endpoints = st.builds(
     st.dictionaries(st.integers(0, 127), few, max_size=10),
     st.integers(0, 100_000),
     st.none() | counts,
+    st.tuples(*(st.integers(0, 1000),) * 3),
 )
 pairs = st.dictionaries(st.text(max_size=20), st.tuples(few, few), max_size=3)
 summaries = st.builds(
