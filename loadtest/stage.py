@@ -59,6 +59,7 @@ class Child:
         self.name = name
         self._output = directory / f"{name}.log"
         environ = {key: value for key, value in os.environ.items() if not key.startswith("SIDECAR_")}
+        environ["SIDECAR_REDIS"] = "local"  # one sidecar: no server of the log beside it
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],

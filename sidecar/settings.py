@@ -269,6 +269,8 @@ class _Reader:
         if value in (EMBEDDED, LOCAL):
             return value, ""
         try:
+            if "#" in value:
+                raise ValueError("a # is written %23")  # else it and all after it would be dropped
             target = parse_target(value)
         except ValueError as exc:
             raise UsageError(f"{source}: {_without_password(value, str(exc))}") from None
@@ -343,14 +345,13 @@ class _Reader:
 
 
 def _without_password(url: str, why: str) -> str:
-    """What is wrong with a URL; of a URL that was not understood any part may be the password's."""
+    """What is wrong with a URL, unless the words may be the password's: of a URL that was misread any part may be."""
     rest = url.partition("://")[2]
     where = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if "@" in rest[len(where) :] or "@" in why:
-        return "it was not understood: in a password / ? # @ are written %2F %3F %23 %40"
-    if "://" not in url:
-        return f'it is neither "{EMBEDDED}" nor "{LOCAL}", and {why}'
-    return why
+    secret = re.findall(r"\w{3,}", rest.rpartition("@")[0])
+    if "@" in rest[len(where) :] or any(word in why for word in secret):
+        return "it was not understood: in a password : / ? # @ [ ] are written %3A %2F %3F %23 %40 %5B %5D"
+    return why if rest else f'it is neither "{EMBEDDED}" nor "{LOCAL}", and {why}'
 
 
 def _variable(flag: str) -> str:

@@ -1,10 +1,12 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import sidecar.demonstration
@@ -31,30 +33,73 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         return 1
 
     for name in list(os.environ):
-        if name.startswith("SIDECAR_"):
+        if name.startswith("SIDECAR_") or name in ("REDIS_URL", "XDG_STATE_HOME", "POD_NAME"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "/home/a")
     monkeypatch.setattr(sidecar.main, "run", run)
     monkeypatch.setattr(sidecar.demonstration, "demo", demo)
     return calls
 
 
+def here(settings: Settings, name: str = os.uname().nodename) -> Settings:
+    """Those settings with what this machine adds to them; the extra `embedded` is installed for the tests."""
+    place = settings.listen.port or f"pid-{os.getpid()}"
+    return msgspec.structs.replace(
+        settings, redis="embedded", data=Path("/home/a/.local/state/llm-sidecar"), observer=f"{name}:{place}"
+    )
+
+
 def test_run_starts_what_the_flags_say(started: list[object]) -> None:
     assert main(["run", "--listen", "127.0.0.1:0", "--upstream", "http://a", "--upstream", "http://b"]) == 0
-    assert started == [Settings(listen=Listen("127.0.0.1", 0), upstreams=("http://a", "http://b"))]
+    assert started == [here(Settings(listen=Listen("127.0.0.1", 0), upstreams=("http://a", "http://b")))]
 
 
 def test_run_reads_the_environment(started: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIDECAR_UPSTREAM", "http://a")
     monkeypatch.setenv("POD_NAME", "pod-0")
     assert main(["run"]) == 0
-    assert started == [Settings(upstreams=("http://a",), pod_name="pod-0")]
+    assert started == [here(Settings(upstreams=("http://a",), pod_name="pod-0"), "pod-0")]
+
+
+def test_run_takes_a_server_by_flag_or_environment(started: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://a")
+    assert main(["run"]) == main(["run", "--redis", "local", "--data", "/d", "--redis-prefix", "x"]) == 0
+    assert started == [
+        msgspec.structs.replace(here(Settings()), redis="redis://a"),
+        msgspec.structs.replace(here(Settings()), redis="local", data=Path("/d"), redis_prefix="x"),
+    ]
 
 
 def test_the_exit_code_is_the_verb_s(started: list[object]) -> None:
     assert main(["demo", "--fault", "stall", "--admin", "off"]) == 1
-    assert started == [(Settings(admin=None), "stall")]
-    assert main(["demo"]) == 1
-    assert started[1] == (Settings(), None)
+    assert main(["demo", "--data", "/d"]) == 1
+    first = started[0]
+    assert isinstance(first, tuple) and isinstance(first[0], Settings)
+    assert first == (msgspec.structs.replace(here(Settings(admin=None)), data=first[0].data), "stall")
+    assert started[1] == (msgspec.structs.replace(here(Settings()), data=Path("/d")), None)
+
+
+def test_every_demo_has_a_directory_of_its_own_that_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+
+    def demo(settings: Settings, fault: str | None) -> int:
+        assert settings.data.is_dir() and not list(settings.data.iterdir())
+        (settings.data / "kept").touch()
+        seen.append(settings.data)
+        return 0
+
+    monkeypatch.delenv("SIDECAR_DATA", raising=False)
+    monkeypatch.setattr(sidecar.demonstration, "demo", demo)
+    assert main(["demo"]) == main(["demo"]) == 0
+    assert seen[0] != seen[1]
+    assert not any(path.exists() for path in seen)
+    monkeypatch.setenv("SIDECAR_DATA", str(seen[0]))
+    seen[0].mkdir()
+    try:
+        assert main(["demo"]) == 0
+        assert (seen[0] / "kept").exists()
+    finally:
+        shutil.rmtree(seen[0])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +112,7 @@ def test_the_exit_code_is_the_verb_s(started: list[object]) -> None:
         (["run", "extra"], "unrecognized arguments: extra"),
         (["run", "--listen"], "expected one argument"),
         (["run", "--listen", "nope"], '--listen: "nope" has no port'),
-        (["run", "--redis", "redis://x"], "--redis: "),
+        (["run", "--redis", "http://x"], "--redis: "),
         (["run", "--control", ":9402"], "--control: "),
         (["demo", "--fault", "gremlins"], '--fault: "gremlins" is not one of stall,'),
         (["validate"], "the following arguments are required: FILE|DIR"),

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -21,7 +22,8 @@ def start() -> Iterator[Start]:
 
     def _start(*arguments: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "sidecar", "demo", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environ = {**os.environ, "SIDECAR_REDIS": "local"}
+        process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         begun.append(process)
         return process
 

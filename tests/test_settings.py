@@ -52,7 +52,7 @@ def test_a_redis_of_the_surroundings_is_taken_unless_one_is_named() -> None:
     assert read(REDIS_URL="redis://a\n").redis == "redis://a"
     assert read(REDIS_URL="redis://a", SIDECAR_REDIS="local").redis == "local"
     assert read("--redis", "redis://b", REDIS_URL="redis://a", SIDECAR_REDIS="local").redis == "redis://b"
-    with pytest.raises(UsageError, match="^REDIS_URL: "):
+    with pytest.raises(UsageError, match=r"^REDIS_URL: "):
         read(REDIS_URL="http://a")
 
 
@@ -80,7 +80,7 @@ def test_a_redis_of_the_surroundings_is_taken_unless_one_is_named() -> None:
     ],
 )
 def test_no_part_of_a_password_is_repeated(url: str) -> None:
-    with pytest.raises(UsageError, match="^--redis: ") as told:
+    with pytest.raises(UsageError, match=r"^--redis: ") as told:
         read("--redis", url)
     assert "unter" not in str(told.value) and "ter2" not in str(told.value)
     assert told.value.__cause__ is None
@@ -234,7 +234,8 @@ def test_trust_is_given_by_flag_or_variable(text: str, value: bool) -> None:
             "127.0.0.1:6379",
             'is neither "embedded" nor "local", and a server.s URL begins with one of redis://',
         ),
-        ("redis", "", 'is neither "embedded" nor "local"'),
+        ("redis", " ", 'is neither "embedded" nor "local"'),
+        ("redis", "redis://a/1#2", "a # is written %23"),
         ("redis", "redis://", "has no host"),
         ("redis", "redis://a:0", "a port is a number"),
         ("redis", "redis://a/b", "a database is a number"),

@@ -105,7 +105,7 @@ def _sidecar(python: str, access_log: str) -> Callable[[Place], list[str]]:
 
     def command(place: Place) -> list[str]:
         options = ["--policy", place.config("sidecar.yaml"), "--admin", "127.0.0.1:0", "--log-format", "json"]
-        quick = ["--drain", "0s", "--settle", "0s"]
+        quick = ["--redis", "local", "--drain", "0s", "--settle", "0s"]
         listen = ["--listen", f"127.0.0.1:{place.listen}"]
         return [python, "-m", "sidecar", "run", *listen, *options, "--access-log", access_log, *quick]
 
