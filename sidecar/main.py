@@ -38,6 +38,7 @@ from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recorder import TelemetryRecorder
 from sidecar.telemetry.tally import Tally
 from sidecar.telemetry.writer import LineWriter
+from sidecar.txlog.log import State
 from sidecar.txlog.replica import Replica
 from sidecar.upstream.load import LoadReader
 from sidecar.upstream.pool import Pool
@@ -343,6 +344,25 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch("ready", lambda: readiness(running.phase, running.store.current, running.fleet, running.now()).ready)
     metrics.watch("draining", lambda: running.phase is Phase.DRAINING)
     metrics.watch("policy_version", lambda: running.store.current.version)
+    book, replica, counts = running.logbook, running.logbook.replica, running.logbook.replica.counts
+    metrics.watch("log_up", lambda: book.log.state is State.UP)
+    metrics.watch("log_local", lambda: book.local)
+    metrics.watch("log_read_age", lambda: max(0.0, running.now() - book.log.read_at))
+    metrics.watch("log_lag", lambda: book.log.lag_records)
+    metrics.watch("log_members", lambda: replica.members)
+    metrics.watch("log_registers", lambda: len(replica.fold))
+    metrics.watch("log_to_tell", lambda: len(replica.ring))
+    metrics.watch("log_to_tell_dropped", lambda: replica.ring.dropped)
+    metrics.watch("log_shares_dropped", lambda: counts.dropped_shares)
+    metrics.watch("log_appended", lambda: counts.appended)
+    metrics.watch("log_applied", lambda: counts.applied)
+    metrics.watch("log_cas_losses", lambda: counts.cas_losses)
+    metrics.watch("log_fenced", lambda: counts.fenced)
+    metrics.watch("log_floor_refusals", lambda: counts.floor)
+    metrics.watch("log_suspected", lambda: counts.suspected)
+    metrics.watch("log_resyncs", lambda: counts.resyncs)
+    metrics.watch("log_unreadable", lambda: book.log.unreadable + book.unreadable_summaries)
+    metrics.watch("log_crashes", lambda: book.log.crashes)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

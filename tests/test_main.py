@@ -17,6 +17,7 @@ from sidecar.main import serving
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.load import single
 from sidecar.settings import Listen, Settings, UsageError
+from sidecar.telemetry.live import WATCHED
 from tests.harness import Message, connect, request
 from tests.processes import Sidecar, engine, process, sidecar
 
@@ -265,6 +266,16 @@ async def test_a_bad_policy_keeps_the_last_good_one_and_says_why(tmp_path: Path)
         policy.write_text(policy.read_text().replace("endpiontes", "endpoints"))
         proxy.process.send(signal.SIGHUP)
         assert (await once(proxy.port, ask())).status == 200
+
+
+async def test_every_gauge_is_on_the_page() -> None:
+    async with behind("--redis", "local") as proxy:
+        metrics = (await page(proxy, b"/metrics")).body.decode()
+        shown = dict(re.findall(r"^(sidecar_\w+) (\S+)$", metrics, re.M))
+        assert {name for name, _, _ in WATCHED.values()} <= set(shown)
+        assert (shown["sidecar_log_up"], shown["sidecar_log_local"]) == ("1", "1")
+        assert (shown["sidecar_log_members"], shown["sidecar_log_crashes_total"]) == ("1", "0")
+        assert float(shown["sidecar_log_read_age_seconds"]) < 5
 
 
 async def test_sighup_without_a_policy_kills_nobody() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from sidecar.core.breaker import Scope, State
+from sidecar.core.breaker import Breaker, Scope, State
 from sidecar.core.detection import Detection
 from sidecar.core.fleet import Fleet, Node
 from sidecar.core.poison import Suspects
@@ -22,6 +22,24 @@ Watched = Literal[
     "draining",
     "policy_version",
     "log_lines_dropped",
+    "log_up",
+    "log_local",
+    "log_read_age",
+    "log_lag",
+    "log_members",
+    "log_registers",
+    "log_to_tell",
+    "log_to_tell_dropped",
+    "log_shares_dropped",
+    "log_appended",
+    "log_applied",
+    "log_cas_losses",
+    "log_fenced",
+    "log_floor_refusals",
+    "log_suspected",
+    "log_resyncs",
+    "log_unreadable",
+    "log_crashes",
 ]
 """What other parts own and the scrape reads."""
 
@@ -39,10 +57,62 @@ WATCHED: Mapping[Watched, tuple[str, Kind, str]] = MappingProxyType(
         "draining": ("sidecar_draining", "gauge", "1 from the beginning of the drain"),
         "policy_version": ("sidecar_policy_version", "gauge", "Version of the policy snapshot in force"),
         "log_lines_dropped": ("sidecar_log_lines_dropped_total", "counter", "Log lines lost to a slow reader"),
+        "log_up": ("sidecar_log_up", "gauge", "1 while the transaction log answers: what is shared is agreed on"),
+        "log_local": ("sidecar_log_local", "gauge", "1 where the log is kept in this process: nothing is shared"),
+        "log_read_age": ("sidecar_log_read_age_seconds", "gauge", "Since the log last answered a read"),
+        "log_lag": ("sidecar_log_lag_records", "gauge", "Records in the log that were not read yet, a second ago"),
+        "log_members": ("sidecar_log_members", "gauge", "Sidecars that the log heard of lately, this one included"),
+        "log_registers": ("sidecar_log_registers", "gauge", "Registers known here: breakers and routes in the log"),
+        "log_to_tell": ("sidecar_log_to_tell", "gauge", "Changes of ours that the log was not told yet"),
+        "log_to_tell_dropped": (
+            "sidecar_log_to_tell_dropped_total",
+            "counter",
+            "Changes of ours that the log was never told: too many waited",
+        ),
+        "log_shares_dropped": (
+            "sidecar_log_shares_dropped_total",
+            "counter",
+            "Summaries of what was seen here that were never told: too many waited",
+        ),
+        "log_appended": ("sidecar_log_appended_total", "counter", "Changes and orders of ours that became records"),
+        "log_applied": ("sidecar_log_applied_total", "counter", "Registers that a breaker here was told to follow"),
+        "log_cas_losses": (
+            "sidecar_log_cas_losses_total",
+            "counter",
+            "Changes of ours that were dropped: another sidecar's came first",
+        ),
+        "log_fenced": (
+            "sidecar_log_fenced_total",
+            "counter",
+            "Probes of ours that no longer counted when their result or their lease came",
+        ),
+        "log_floor_refusals": (
+            "sidecar_log_floor_refusals_total",
+            "counter",
+            "Trips of ours that would have left too few endpoints closed in the whole fleet",
+        ),
+        "log_suspected": (
+            "sidecar_log_suspected_total",
+            "counter",
+            "Trips of ours that were too little evidence to open for all",
+        ),
+        "log_resyncs": ("sidecar_log_resyncs_total", "counter", "Shards read whole: records were missed, or lost"),
+        "log_unreadable": ("sidecar_log_unreadable_total", "counter", "Records skipped: another schema, or not ours"),
+        "log_crashes": ("sidecar_log_crashes_total", "counter", "Faults of ours while following the log"),
     }
 )
 
 STATE_NUMBER: Mapping[State, int] = MappingProxyType({State.CLOSED: 0, State.OPEN: 1, State.HALF_OPEN: 2})
+
+FOLLOWS, ALONE, PROBING = 0, 1, 2
+
+
+def role(breaker: Breaker, now: float) -> int:
+    """What this sidecar is to a breaker: it follows what all agree on, avoids alone, or probes for all."""
+    if breaker.shared and (breaker.probes_out or breaker.can_probe(now)):
+        return PROBING
+    return ALONE if breaker.state is not State.CLOSED and not breaker.shared else FOLLOWS
+
 
 NODE_METRICS: tuple[tuple[str, Kind, str, Callable[[Node, float], float]], ...] = (
     (
@@ -50,6 +120,12 @@ NODE_METRICS: tuple[tuple[str, Kind, str, Callable[[Node, float], float]], ...] 
         "gauge",
         "Endpoint's breaker: 0 closed, 1 open, 2 half-open",
         lambda node, now: STATE_NUMBER[node.breaker.state],
+    ),
+    (
+        "sidecar_breaker_role",
+        "gauge",
+        "The sidecar's part in the endpoint's breaker: 0 follows the log, 1 not closed by itself alone, 2 probes",
+        lambda node, now: role(node.breaker, now),
     ),
     (
         "sidecar_breaker_shadow_denied_total",

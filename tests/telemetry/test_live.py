@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from sidecar.core.breaker import Permit, Scope, State
+from sidecar.core.breaker import Agreed, Breaker, Permit, Scope, State
 from sidecar.core.fleet import Fleet
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Result
@@ -44,6 +44,52 @@ async def test_breaker_state_follows_the_breaker() -> None:
     assert await value(metrics, "sidecar_breaker_state", **labels) == 2
     assert await value(metrics, "sidecar_breaker_state", service="chat", endpoint=OTHER_NODE) == 0
     assert await value(metrics, "sidecar_breakers_not_closed", service="chat", scope="node") == 1
+
+
+class _Lender:
+    """Lends nothing, hears nothing."""
+
+    def wants(self, breaker: Breaker) -> None:
+        pass
+
+    def ended(self, breaker: Breaker, seq: int, result: Result, why: str) -> None:
+        pass
+
+
+def agreed(state: State, version: int) -> Agreed:
+    return Agreed(state, 1, version, 0.0, 10.0, "fast", "6 of 9 answers bad", "", "pod-1", wait_s=10.0)
+
+
+async def test_part_in_a_breaker_is_told() -> None:
+    fleet = fleet_of(NODE, OTHER_NODE)
+    metrics = watching(fleet, now=20.0)
+    breaker = fleet.services[CHAT].nodes[NODE].breaker
+
+    async def told() -> float | None:
+        return await value(metrics, "sidecar_breaker_role", service="chat", endpoint=NODE)
+
+    assert await told() == 0
+    for _ in range(5):
+        permit = breaker.acquire(0.0)
+        assert isinstance(permit, Permit)
+        breaker.record(permit, Result.FAILURE, 0.0, "reset")
+    assert await told() == 1, "open on what was seen here alone"
+    breaker.adopt(agreed(State.OPEN, 1), _Lender(), 1.0)
+    assert await told() == 0, "open for all"
+    breaker.adopt(agreed(State.HALF_OPEN, 2), _Lender(), 12.0)
+    assert await told() == 0, "another has the probe"
+    assert breaker.lend(1)
+    assert await told() == 2, "a probe in hand"
+    probe = breaker.acquire(13.0)
+    assert isinstance(probe, Permit)
+    assert await told() == 2, "a probe out"
+    breaker.record(probe, Result.SUCCESS, 14.0)
+    assert await told() == 0
+    breaker.lost(5.0, 15.0)
+    assert await told() == 1, "the log is away"
+    breaker.adopt(agreed(State.CLOSED, 3), _Lender(), 16.0)
+    assert await told() == 0
+    assert await value(metrics, "sidecar_breaker_role", service="chat", endpoint=OTHER_NODE) == 0
 
 
 async def test_load_is_as_it_is_now() -> None:
