@@ -30,6 +30,9 @@ from sidecar.txlog.store import Entry, Store, StoreDown
 START_S: Final = 2.0
 """How long a start waits to learn what all agree on; traffic then begins on local state, and the log is tried on."""
 
+LEAVE_S: Final = 0.25
+"""How long an end waits to give back what was lent to us: others would wait for its lease, and call it a failure."""
+
 _STATES: Final = {int(code): code.name.lower() for code in Code}
 _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 
@@ -79,6 +82,9 @@ class Logbook:
                     self.say("warning", "log_slow", waited_s=START_S, hint="serving on local state")
                 yield self
             finally:
+                with contextlib.suppress(TimeoutError, StoreDown):
+                    async with asyncio.timeout(LEAVE_S):
+                        await self.log.leave()
                 following.cancel()
 
     async def _store(

@@ -755,6 +755,8 @@ class Breaker:
             return Permit(self.generation, True, seq)
         if self.state is _HALF_OPEN or now >= self._until:
             lender.wants(self)
+            if self._lender is None:  # the log is away
+                return self.acquire(now)
         return Denied(self.retry_at(now)) if self._enforced else self._shadowed()
 
     def _may_open(self, now: float, *, carries: bool = True) -> bool:

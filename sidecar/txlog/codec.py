@@ -213,7 +213,12 @@ def decode(data: bytes) -> Record:
 
 
 def register_key(scope: Scope, service: str, name: str) -> str:
-    """The key of a breaker's register: `node:chat/10.0.0.7:8000`. The same endpoint in two services is two nodes."""
+    """The key of a breaker's register: `node:chat/10.0.0.7:8000`. The same endpoint in two services is two nodes.
+
+    A client may call its session what no UTF-8 can say (half of a surrogate pair); that is escaped here.
+    """
+    if not name.isascii():
+        name = name.encode("utf-8", "backslashreplace").decode()
     return f"{scope.value}:{service}/{name}"
 
 

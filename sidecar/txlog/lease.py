@@ -96,6 +96,12 @@ class Leases:
         """Whose probes are here."""
         return list(self._by_key)
 
+    def unused(self) -> list[tuple[str, Lease]]:
+        """Those in hand."""
+        return [
+            (key, lease) for key, leases in self._by_key.items() for lease in leases if lease.breaker.holds(lease.seq)
+        ]
+
     def due(self, now: float) -> tuple[list[tuple[str, Lease]], list[tuple[str, Lease]]]:
         """Those to be prolonged, and those in hand to be given back, which are taken from their breakers already."""
         renew: list[tuple[str, Lease]] = []

@@ -148,6 +148,16 @@ class TransactionLog:
         finally:
             await self._store.close()
 
+    async def leave(self) -> None:
+        """Tell what is left to tell, once, before the end; StoreDown."""
+        if self.state is not State.UP:
+            return
+        now = self._clock()
+        self._replica.leave(now)
+        jobs = self._replica.jobs(now)
+        if jobs:
+            await self._store.call([job.call for job in jobs])
+
     async def _begin(self) -> None:
         store, replica = self._store, self._replica
         await store.open()

@@ -61,6 +61,7 @@ BATCH: Final = 128  # calls of one round trip
 REMIND_S: Final = SUSPECT_MS / 2000
 LOOK_S: Final = 1.0  # how often an open endpoint is looked at whose service nobody asks for anything
 MAX_SHARES: Final = 256
+MAX_EVIDENCE: Final = 512  # characters; it takes some hundred
 MAX_WAIT_MS: Final = 0xFFFF_FFFF
 
 _CODES: Final = {State.CLOSED: Code.CLOSED, State.OPEN: Code.OPEN, State.HALF_OPEN: Code.HALF_OPEN}
@@ -290,9 +291,17 @@ class Replica:
         self._due.clear()
         self._scheduled.clear()
         self.leases.clear()
+        # A session's breaker, of which there may be 100,000, learns it when it next wants a probe.
         for service in self.fleet.services.values():
-            for breaker in service.breakers():
+            for breaker in [*_open(service), *service.request_breakers.values()]:
                 self._lose(breaker, now)
+
+    def leave(self, now: float) -> None:
+        """We are about to end: what was lent and not used goes back now, and not when its lease is over."""
+        for key, lease in self.leases.unused():
+            if lease.breaker.take_back(lease.seq):
+                self.leases.remove(key, lease.seq)
+                self._reports.append(self._release(key, lease.breaker.service, lease.epoch, lease.version, lease.seq))
 
     def jobs(self, now: float) -> list[Job]:
         """What to send next, at most BATCH; their answers go to `replied`, in their order. Nothing is lost if not."""
@@ -315,7 +324,11 @@ class Replica:
             del self._asks[key]
             jobs.append(Job(self._ask(key, breaker)))
         for pending in self.ring.first(BATCH):
-            proposal = self._propose(pending, now)
+            try:
+                proposal = self._propose(pending, now)
+            except BaseException:
+                self.ring.drop(pending.key)  # a fault of ours costs this one, and not all that come after
+                raise
             if proposal is not None:
                 jobs.append(Job(proposal, pending))
         jobs += self._restores[:BATCH]
@@ -463,7 +476,7 @@ class Replica:
                 epoch=epoch,
                 version=version,
                 tx=pending.tx,
-                body=encode_body(key, t.service, f"{t.by} at {self.observer}", t.why, t.evidence),
+                body=encode_body(key, t.service, f"{t.by} at {self.observer}", t.why, t.evidence[:MAX_EVIDENCE]),
                 by=self.observer,
                 order=True,
                 held=held,
@@ -493,7 +506,7 @@ class Replica:
             epoch=epoch,
             version=version,
             tx=pending.tx,
-            body=encode_body(key, t.service, self.observer, t.why, t.evidence[:1024], b"", pending.trace),
+            body=encode_body(key, t.service, self.observer, t.why, t.evidence[:MAX_EVIDENCE], b"", pending.trace),
             by=self.observer,
             doublings=t.doublings,
             proofs=t.proofs,

@@ -173,7 +173,6 @@ def warned(*services: Service, identity: Identity | None = None) -> list[str]:
         ([service(hedge=HEDGE, breakers=Breakers(node=NodeBreaker(mode="off")))], "hedge.mode shadow moves nothing"),
         ([service(hedge=HEDGE, retry=Retry(attempts=1))], "retry.attempts is 1"),
         ([service(zone_decay=ZoneDecay())], "zone_decay is not acted on"),
-        ([service(shared=Shared(quorum=3))], "shared.quorum is not acted on"),
         ([service(deadlines=Deadlines(token_gap_s=Seconds(31)))], "tool_gap is shorter"),
         ([service(deadlines=Deadlines(total_s=Seconds(20)))], "total ends requests before"),
         ([service(endpoints=(A, B), split={"v1": 1})], "endpoints of v2 get no traffic"),

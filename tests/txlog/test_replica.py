@@ -488,3 +488,43 @@ def test_all_ramp_up_together() -> None:
     network.turn()
     assert network.states() == [CLOSED, CLOSED]
     assert one.breaker().ramp_until == pytest.approx(two.breaker().ramp_until, abs=1e-3)
+
+
+def test_who_ends_gives_back_what_it_was_lent() -> None:
+    network = opened(2)
+    one, two = network.sidecars
+    network.passes(10.0, asking=[one])
+    assert one.breaker().can_probe(network.now)
+    one.replica.leave(network.now)
+    one.write()
+    network.sidecars.remove(one)
+    network.passes(1.0, asking=[two])
+    assert two.breaker().can_probe(network.now), "at once, and not as after a failure"
+
+
+def test_a_session_called_what_no_utf8_can_say_is_agreed_on_here_alone() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    fail_session(one, "half \ud800 of a pair")
+    network.turn()
+    assert not len(one.replica.ring)
+    met = two.service.session(SessionId("half \ud800 of a pair"), network.now)
+    assert isinstance(two.service.admit_session(met, network.now), Denied), "who meets it later knows it"
+
+
+def test_a_session_finds_out_by_itself_that_the_log_is_away() -> None:
+    network = Network(2)
+    one, _ = network.sidecars
+    fail_session(one, "s-1")
+    network.turn()
+    for sidecar in network.sidecars:
+        sidecar.down = True
+    network.turn()
+    found = one.service.sessions[SessionId("s-1")]
+    network.now += 5.0
+    one.service.admit_session(found, network.now)
+    network.now += 2 * 5.0
+    permit = one.service.admit_session(found, network.now)
+    assert isinstance(permit, Permit) and permit.probe
+    moved = one.service.record_session(found, permit, S, network.now, "complete")
+    assert moved is not None and moved.new is CLOSED
