@@ -84,10 +84,7 @@ end
 
 -- Somebody needs this register: neither gone (rule 2) nor forgotten (rule 8) for a while.
 local function touch(keys, key, r, now)
-  if r.kind == ROUTE then
-    call('ZREM', keys[AGE], key)
-    return
-  end
+  if string.sub(key, 1, 6) == 'route:' then return end  -- a routing table that never changes is needed all the same
   local ttl = r.state == CLOSED and CLOSED_TTL_MS or OPEN_TTL_MS + 2 * r.max
   call('ZADD', keys[AGE], score(left_alone(r, now, ttl)), key)
   if not is_node(key) then return end
@@ -125,7 +122,7 @@ local function put(keys, key, r, now)
   local data = append(keys, r)
   call('HSET', keys[REGS], key, data)
   call('DEL', keys[PROBES], keys[LEASES])
-  if r.state == OPEN then call('DEL', keys[SUSPECTS]) end
+  if r.state ~= CLOSED then call('DEL', keys[SUSPECTS]) end
   touch(keys, key, r, now)
   forget(keys, now)
   return data
@@ -133,7 +130,8 @@ end
 
 -- The register moves on by one version, by evidence, by its wait or by its probes. Its bytes.
 local function move(keys, key, r, state, now, tx, body)
-  r.kind, r.state, r.held, r.expires, r.version, r.ts, r.tx, r.body = TRANSITION, state, 0, 0, r.version + 1, now, tx, body
+  r.kind, r.state, r.version, r.ts, r.tx, r.body = TRANSITION, state, r.version + 1, now, tx, body
+  if state == HALF_OPEN then r.held, r.expires = 0, 0 end
   return put(keys, key, r, now)
 end
 
@@ -158,10 +156,10 @@ local function propose(keys, args)
   if order == 0 then
     p.held, p.expires = 0, 0
     if r and (r.epoch ~= epoch or r.version ~= version) then return reply('stale', now, data) end
+    if r and is_held(r, now) then return reply('held', now, data) end
   end
   if order == 0 and p.kind ~= ROUTE then
     local state = r and r.state or CLOSED
-    if r and is_held(r, now) then return reply('held', now, data) end
     if not (state == CLOSED and p.state == OPEN or state ~= CLOSED and p.state == CLOSED) then
       return reply('illegal', now, data)
     end
@@ -180,9 +178,11 @@ local function propose(keys, args)
           if not told then
             call('ZADD', keys[SUSPECTS], score(now), by)
             call('PEXPIRE', keys[SUSPECTS], SUSPECT_MS)
-            p.kind, p.state, p.tx, p.ts = SUSPECT, state, suspect_tx, now
-            p.epoch, p.version = r and r.epoch or 0, r and r.version or 0
-            append(keys, p)
+            append(keys, {
+              kind = SUSPECT, state = state, held = 0, doublings = 0, proofs = 0, epoch = r and r.epoch or 0,
+              version = r and r.version or 0, ts = now, wait = 0, base = 0, max = 0, ramp = 0, expires = 0,
+              tx = suspect_tx, body = body,
+            })
             forget(keys, now)
           end
           return reply('suspect', now, data)
@@ -306,7 +306,7 @@ local function renew(keys, args)
   call('ZADD', keys[LEASES], score(now + lease_ms * 1000), seq)
   touch(keys, key, r, now)
   local refused = call('HGET', keys[PROBES], 'refused')
-  return reply('ok', now, data, seq, 0, refused and tonumber(refused) >= seq)
+  return reply('ok', now, data, 0, 0, refused and tonumber(refused) >= seq)
 end
 
 local function release(keys, args)

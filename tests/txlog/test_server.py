@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from sidecar.core.breaker import Scope
 from sidecar.txlog.codec import SHARDS, Code, Kind, decode, encode, encode_body, register_key, route_key, shard_of
 from sidecar.txlog.functions import Shard, slot_of
+from sidecar.txlog.local import LocalStore
 from sidecar.txlog.server import IDLE, RedisStore
 from sidecar.txlog.store import (
     CLOSED_TTL_MS,
@@ -24,6 +26,8 @@ from sidecar.txlog.store import (
     SUSPECT_MS,
     Beat,
     Call,
+    Reply,
+    Restore,
     Share,
     StoreDown,
     StoreUnfit,
@@ -41,6 +45,7 @@ from tests.txlog.contract import (
     asking,
     opening,
     order,
+    releasing,
     renewing,
     reporting,
     restoring,
@@ -975,3 +980,109 @@ async def test_a_masters_death_is_survived_by_the_rest(tmp_path: Path) -> None:
                     break
         await dead.start()
         await again(store)
+
+
+# --- two implementations of one contract ------------------------------------------------------------------------------
+
+
+class Twins:
+    """Random calls, made on a server and then in this process at the time that the server said it was."""
+
+    def __init__(self, store: RedisStore, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.store = store
+        self.now_us = 0
+        self.local = LocalStore(lambda: self.now_us)
+        self.keys = [register_key(Scope.NODE, SERVICE, f"{i}") for i in range(4)]
+        self.keys += [register_key(Scope.SESSION, SERVICE, "s"), register_key(Scope.REQUEST, SERVICE, "/r")]
+        self.probes: list[Reply] = []
+        self.records: list[bytes] = []
+        self.calls: list[Call] = []
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            call = self.some_call()
+            (reply,) = await self.store.call([call])
+            self.now_us = reply.now_us
+            twin = self.local.do(call)
+            assert twin == reply, f"{call}\n{twin}\n{reply}"
+            self.calls.append(call)
+            if reply.seq:
+                self.probes.append(reply)
+            if reply.record:
+                self.records.append(reply.record)
+            if self.random.random() < 0.05:
+                await asyncio.sleep(0.003)
+
+    def some_call(self) -> Call:
+        pick = self.random.choice
+        if self.calls and self.random.random() < 0.05:
+            return pick(self.calls[-20:])
+        tx = self.random.choice((self.random.randbytes(16), bytes(15) + self.random.randbytes(1)))
+        key = pick(self.keys)
+        expected = decode(pick(self.records[-30:])) if self.records and self.random.random() < 0.9 else None
+        if expected is not None and self.random.random() < 0.8:
+            key = expected.key
+        probe = pick(self.probes[-6:]) if self.probes else None
+        what = pick(("propose",) * 4 + ("order", "ask", "ask", "ask", "report", "report", "report", "renew", "release"))
+        if self.random.random() < 0.06:
+            what = pick(("restore", "restore", "beat", "share", "route"))
+        rule = {"probes": pick((1, 2)), "successes": pick((1, 2, 3)), "lease_ms": pick((1, 3, 1000, 1000))}
+        if probe is not None:
+            if what == "report":
+                return reporting(probe, pick((True, True, True, False, None)), again=pick((True, False)), tx=tx, **rule)
+            if what == "renew":
+                return renewing(probe, lease_ms=rule["lease_ms"])
+            if what == "release":
+                return releasing(probe, tx=tx)
+        numbers = {"base_ms": pick((1, 2)), "max_ms": pick((0, 3, 9)), "wait_ms": pick((0, 0, 1, 4))}
+        numbers |= {"doublings": pick((0, 0, 1, 31, 40)), "proofs": pick((0, 0, 2, 9)), "ramp_ms": pick((0, 500))}
+        seen = {} if expected is None else {"epoch": expected.epoch, "version": expected.version}
+        if what == "ask":
+            return asking(key, tx=tx, reopened_tx=self.random.randbytes(16), **rule)
+        if what == "order":
+            lasting = pick((0, self.now_us + pick((0, 2000, 10_000_000))))
+            return order(pick(list(Code)), key, tx=tx, held=pick((True, False)), expires_us=lasting)
+        if what == "beat":
+            return Beat(by=pick(("one", "two", "three")))
+        if what == "share":
+            return Share(service=SERVICE, blob=tx, keep_ms=LONG_MS)
+        if what == "route":
+            return opening(route_key(SERVICE), kind=Kind.ROUTE, state=Code.CLOSED, tx=tx, **seen)
+        if what == "restore" and expected is not None:
+            later = {
+                "version": expected.version + pick((0, 0, 0, 1, -1)),
+                "epoch": expected.epoch + pick((0, 0, 1, -1)),
+            }
+            later |= {"state": pick(list(Code)), "ts_us": expected.ts_us + pick((0, 10**9))}
+            changed = replace(expected, tx=pick((tx, expected.tx)), **later)
+            record = pick((encode(changed), encode(changed), b"", b"\x01nothing", encode(replace(changed, kind=3))))
+            return Restore(key=changed.key, service=SERVICE, record=record)
+        quorum = {"quorum": pick((0, 1, 2, 3)), "by": pick(("one", "two", "three")), "suspect_tx": tx[::-1]}
+        floor = {"size": pick((3, 4)), "minimum": pick((0, 1, 2)), "overwhelming": pick((True, False, False))}
+        state = pick((Code.OPEN, Code.OPEN, Code.OPEN, Code.CLOSED, Code.HALF_OPEN))
+        return opening(key, state=state, tx=tx, **seen, **numbers, **quorum, **floor)
+
+    async def compare(self) -> None:
+        """What is there in the end, and what was told on the way."""
+        for shard in range(SHARDS):
+            here, there = await self.local.image(shard), await self.store.image(shard)
+            assert sorted(here.registers) == sorted(there.registers)
+            assert here.n == there.n
+            for evidence in (False, True):
+                logs = [
+                    await it.history(shard, evidence=evidence, after="0", count=9999) for it in (self.local, self.store)
+                ]
+                assert [entry.data for entry in logs[0]] == [entry.data for entry in logs[1]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", ["functions", "scripts", "redis 6.2"])
+async def test_a_server_answers_byte_for_byte_as_the_local_store_does(
+    valkey_server: Server, redis62_server: Server, kind: str, seed: int
+) -> None:
+    server = redis62_server if kind == "redis 6.2" else valkey_server
+    async with opened(server, scripts_only=kind == "scripts") as store:
+        twins = Twins(store, seed)
+        await twins.run(600)
+        await twins.compare()
