@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from typing import IO, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from sidecar.admin import views
 from sidecar.admin.app import serve_admin
 from sidecar.cli import main
 from tests.admin.facts import A, B, FakeLog, StillFacts, log_record, service, snapshot
+from tests.processes import sidecar
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -361,3 +363,42 @@ def test_history_of_a_breaker_is_the_real_pages_one(words: list[str], capsys: Ou
         ]
         assert main(["log", "show", "node", "10.9.9.9:1", "--admin", address]) == 1
         assert "refused with 404: the log has nothing about it" in capsys.readouterr().err
+
+
+async def test_an_order_is_in_the_log_of_a_real_sidecar(capsys: Output) -> None:
+    """Order, state, history and health, of one process that nothing is faked in."""
+
+    async def said(code: int, *argv: str) -> Any:
+        assert await asyncio.to_thread(main, [*argv, "--json", "--admin", f"127.0.0.1:{proxy.admin}"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    async with sidecar("--upstream", f"http://{A}", "--redis", "local") as proxy:
+        (ordered,) = await said(0, "breakers", "open", "node", A, "--for", "10m", "--by", "ann")
+        assert (ordered["state"], ordered["by"], ordered["held"]) == ("open", "ann", True)
+        assert await asyncio.to_thread(main, ["log", "show", "node", "x", "--admin", f"127.0.0.1:{proxy.admin}"]) == 1
+        records: list[dict[str, Any]] = []
+        async with asyncio.timeout(10):
+            while not records:
+                text = await asyncio.to_thread(_output, capsys, "log", "tail", "--json", "--admin", proxy.admin)
+                records = [json.loads(line) for line in text.splitlines()]
+        (record,) = records
+        assert (record["kind"], record["state"], record["why"]) == ("override", "open", "operator")
+        assert record["by"].startswith("ann at ")
+        assert record["held"]
+        assert record["expires"] > record["ts"]
+        (shown,) = await said(0, "log", "show", "node", A)
+        assert shown == record
+        (line,) = await said(0, "breakers", "list")
+        assert line["registered"] == f"{record['epoch']}.{record['version']}"
+        assert (line["by"], line["held"]) == ("ann", True)
+        ends = [datetime.fromisoformat(text) for text in (line["until"], record["expires"])]
+        assert abs(ends[0] - ends[1]) < timedelta(seconds=1)
+        health = await said(1, "status")
+        assert health["parts"]["log"]["ok"]
+        assert health["log"]["state"] == "local"
+
+
+def _output(capsys: Output, *argv: object) -> str:
+    port = argv[-1]
+    assert main([*(str(word) for word in argv[:-1]), f"127.0.0.1:{port}"]) == 0
+    return capsys.readouterr().out
