@@ -108,6 +108,8 @@ class Logbook:
 
     def say(self, level: str, event: str, **fields: Any) -> None:
         """An event of the log, in ours."""
+        if self.local and event == "log_up":
+            return  # there is nothing that could be away
         getattr(self._logs.event, level)(event, **fields)
 
     def _say_embedded(self, event: str, /, **fields: object) -> None:
