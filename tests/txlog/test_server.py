@@ -300,12 +300,12 @@ async def test_strangers_in_the_streams_come_out_by_their_ids(store: RedisStore,
         await valkey_server.ask("XADD", shard.log, "*", *fields)
         for fields in (("foo", "bar"), ("r", "", "s", ""), ("r", b"\xff garbage"), ("r", ""))
     ]
-    ids += [await valkey_server.ask("XADD", shard.evidence, "*", "x", "1")]
+    other = await valkey_server.ask("XADD", shard.evidence, "*", "x", "1")
     await store.call([order(Code.CLOSED)])
     found = await store.read(0, {shard_of(NODE): ("0", "0")}, 0, 100)
-    strangers = [(entry.id.encode(), entry.data, entry.evidence) for entry in found if entry.id.encode() in ids]
-    data = [b"", b"", b"\xff garbage", b"", b""]
-    assert strangers == list(zip(ids, data, [False] * 4 + [True], strict=True))
+    strangers = [(entry.id.encode(), entry.data) for entry in found if not entry.evidence][1:-1]
+    assert strangers == list(zip(ids, (b"", b"", b"\xff garbage", b""), strict=True))
+    assert [(entry.id.encode(), entry.data) for entry in found if entry.evidence] == [(other, b"")]
     history = await store.history(shard_of(NODE), evidence=False, after="0", count=100)
     assert history == [entry for entry in found if not entry.evidence]
 
@@ -424,7 +424,7 @@ async def test_a_server_that_is_silent_costs_the_timeout_and_no_more(tmp_path: P
         with pytest.raises(StoreDown) as raised:
             await EVERYTHING[what](store)
         assert raised.value.word == "timeout"
-        assert loop.time() - began < 0.4
+        assert loop.time() - began < 2.0  # not seconds, on however slow a machine
         server.thaw()
         await server.ready()
         assert await works(store)
@@ -444,7 +444,7 @@ async def test_a_blocking_read_has_its_wait_and_the_timeout(tmp_path: Path) -> N
         with pytest.raises(StoreDown) as raised:
             await store.read(0, {0: ("0", "0")}, 200, 10)
         assert raised.value.word == "timeout"
-        assert 0.29 <= loop.time() - began < 0.8
+        assert 0.29 <= loop.time() - began < 2.0
         await store.close()
 
 
@@ -525,7 +525,7 @@ async def test_a_black_hole_costs_the_timeout(what: str) -> None:
         with pytest.raises(StoreDown) as raised:
             await EVERYTHING[what](store)
         assert raised.value.word == "timeout"
-        assert asyncio.get_running_loop().time() - began < 0.4
+        assert asyncio.get_running_loop().time() - began < 2.0  # not seconds, on however slow a machine
         await store.close()
 
 
