@@ -44,6 +44,9 @@ MAX_LINE_BYTES: Final = 1 << 20
 """A record is some 500 bytes; where this much comes without a line's end, nobody tells records."""
 
 TAIL_HEAD: Final = ("TIME", "KEY", "VERSION", "STATE", "BY", "WHY", "TRACE")
+USUAL_WIDTHS: Final = (24, 24, 12, 9, 12, 13, 0)
+"""The head may stand there long before the first record does."""
+
 SHOW_HEAD: Final = ("TIME", "SERVICE", "VERSION", "STATE", "BY", "WHY", "TRACE")
 
 
@@ -191,7 +194,7 @@ class _Table:
     """Rows that come one by one: the columns are as wide as the widest cell so far."""
 
     def __init__(self) -> None:
-        self._widths = [0] * len(TAIL_HEAD)
+        self._widths = list(USUAL_WIDTHS)
         self._begun = False
 
     def print(self, records: Sequence[Record]) -> None:
