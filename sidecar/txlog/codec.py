@@ -17,6 +17,7 @@ body  msgpack array: key, service, by, why, evidence, blob, trace
 3. Numbers fit a double exactly: the functions are Lua.
 """
 
+import re
 import struct
 from binascii import crc_hqx
 from enum import IntEnum
@@ -115,6 +116,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return self.epoch, self.version, self.state, self.tx
 
 
+_KEY: Final = re.compile(f"(?:{'|'.join((*Scope, 'route'))}):[^/]+/")
+
 _body_encoder: Final = msgspec.msgpack.Encoder()
 _body_decoder: Final = msgspec.msgpack.Decoder(Body)
 
@@ -186,6 +189,9 @@ def decode(data: bytes) -> Record:
         raise Unreadable(f"a record of kind {kind} and state {state} is none of ours")
     if kind != Kind.ROUTE and len(data) > MAX_RECORD_BYTES:
         raise Unreadable(f"{len(data)} bytes are too many for a record")
+    # Whoever reads goes by the key: one that is none must not end a loop that all others' records come through.
+    if not _KEY.match(body.key):
+        raise Unreadable(f"{body.key[:80]!r} is no register's key")
     return Record(
         kind,
         state,

@@ -64,6 +64,9 @@ GOLDEN = (
 u8, u16 = st.integers(0, 0xFF), st.integers(0, 0xFFFF)
 u32, exact = st.integers(0, MAX_U32), st.integers(0, MAX_EXACT)
 words = st.text(max_size=40)
+keys = st.builds(
+    "{}:{}/{}".format, st.sampled_from([*Scope, "route"]), st.from_regex(r"[^/]{1,20}", fullmatch=True), words
+)
 records = st.builds(
     Record,
     kind=st.sampled_from(list(Kind)),
@@ -71,7 +74,7 @@ records = st.builds(
     epoch=u32,
     version=exact,
     tx=st.binary(min_size=16, max_size=16),
-    key=words,
+    key=keys,
     service=words,
     by=words,
     why=words,
@@ -178,6 +181,13 @@ def test_an_unknown_schema_is_named(schema: int) -> None:
 def test_a_number_that_is_none_of_ours_is_unreadable(changes: dict[str, int]) -> None:
     with pytest.raises(Unreadable):
         decode(encode(replace(RECORD, **changes)))
+
+
+@pytest.mark.parametrize("key", ["", "stranger", "node", "node:", "node:chat", "node:/a", "pod:chat/a", "xnode:chat/a"])
+def test_a_key_that_is_none_is_unreadable(key: str) -> None:
+    """Its reader would go by it."""
+    with pytest.raises(Unreadable, match=f"{key!r} is no register's key"):
+        decode(encode(replace(RECORD, key=key)))
 
 
 @pytest.mark.parametrize(
