@@ -78,8 +78,11 @@ _BY_CODE: Final = {
 }
 """Server errors by their first word. Redis 6.2 puts what a script met into the middle of another error's text."""
 
-_GRANT: Final = "+info +fcall +function +evalsha +script +xread +xrange +xinfo +hscan +get +cluster +role ~PREFIX:*"
+_GRANT: Final = "~{PREFIX:* +@read +@write +@scripting +@connection +info +time +cluster +asking"
+"""What a user needs, who is not the default one: what a function does is judged by its caller's rights."""
 
+_FORBIDDEN: Final = ("NOPERM", "ACL failure in script", "user executing the script")
+"""How servers say, in the midst of another error, that a script's caller may not do what the script does."""
 
 # hiredis's own annotation says a tuple of one.
 _pack: Final = cast(Callable[[Command], bytes], hiredis.pack_command)
@@ -195,7 +198,7 @@ def down(exc: BaseException, where: object) -> StoreDown:
             "noauth", f"{where} refuses the user or the password ({exc}): set them in the URL, USER:PASSWORD@HOST"
         )
     if isinstance(exc, NoPermissionError):
-        return StoreUnfit("noperm", f"{where} does not permit it ({exc}): grant the user {_GRANT}")
+        return _not_permitted(exc, where)
     if isinstance(exc, BusyLoadingError):
         return StoreDown("loading", f"{where} is loading its data")
     if isinstance(exc, InvalidResponse | hiredis.ProtocolError):
@@ -205,9 +208,15 @@ def down(exc: BaseException, where: object) -> StoreDown:
     return _broken(exc, where)
 
 
+def _not_permitted(exc: ResponseError, where: object) -> StoreUnfit:
+    return StoreUnfit("noperm", f"{where} does not permit it ({exc}): grant the user {_GRANT}")
+
+
 def _refused(exc: ResponseError, where: object) -> StoreDown:
     text = str(exc)
     code = exc.status_code or text.partition(" ")[0]
+    if any(words in text for words in _FORBIDDEN):
+        return _not_permitted(exc, where)
     if code == "WRONGTYPE" or "WRONGTYPE" in text:
         return StoreUnfit("foreign", f"{where} has another program's keys under this prefix: set another prefix")
     word = _BY_CODE.get(code)

@@ -665,6 +665,28 @@ async def test_a_user_with_few_rights_is_served_or_told(tmp_path: Path, grants: 
         await store.close()
 
 
+@pytest.mark.parametrize("kind", ["functions", "scripts", "redis 6.2"])
+async def test_the_rights_that_the_error_names_are_enough(tmp_path: Path, kind: str) -> None:
+    running = redis62(tmp_path) if kind == "redis 6.2" else valkey(tmp_path)
+    async with running as server:
+        await server.ask("ACL", "SETUSER", "me", "on", ">s3cret")
+        store = RedisStore(server.url.replace("://", "://me:s3cret@"), timeout_s=5.0, scripts_only=kind == "scripts")
+        with pytest.raises(StoreUnfit) as raised:
+            await store.open()
+        _, _, grants = str(raised.value).replace("PREFIX", "dtl").partition("grant the user ")
+        await server.ask("ACL", "SETUSER", "me", *grants.split())
+        await store.open()
+        assert await works(store)
+        for right, what in (("-time", "call"), ("-xread", "read"), ("-hscan", "image"), ("-get", "counts")):
+            await server.ask("ACL", "SETUSER", "me", right)
+            with pytest.raises(StoreUnfit, match="grant the user") as raised:
+                await EVERYTHING[what](store)
+            assert raised.value.word == "noperm"
+            await server.ask("ACL", "SETUSER", "me", right.replace("-", "+"))
+        assert await works(store)
+        await store.close()
+
+
 # --- TLS, several at once, cancelled, closed --------------------------------------------------------------------------
 
 
