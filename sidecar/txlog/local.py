@@ -461,24 +461,25 @@ class LocalStore:
 
     def _write(self, shard: _Shard, head: Record, body: bytes, now: int) -> _Register:
         """Write a register and append it. What was lent is lent no more."""
-        key, service = head.key, parse_key(head.key)[1]
+        key = head.key
+        scope, service, _ = parse_key(key)
         data = self._append(shard, head, body, now)
         register = shard.registers[key] = _Register(head, data, _Probes(now))
         shard.closed.pop(key, None)
         shard.unclosed.pop(key, None)
         if head.state == Code.CLOSED:
-            shard.closed[key] = None
             self._not_a_node(shard, key, service)
         else:
-            shard.unclosed[key] = None
             shard.suspects.pop(key, None)
-            if parse_key(key)[0] == Scope.NODE:
+            if scope == Scope.NODE:
                 shard.nodes.setdefault(service, set()).add(key)
+        if key != route_key(service):  # a routing table that never changes is needed all the same
+            (shard.closed if head.state == Code.CLOSED else shard.unclosed)[key] = None
         self._purge(shard, now)
         return register
 
     def _append(self, shard: _Shard, head: Record, body: bytes, now: int) -> bytes:
-        shard.n += 1
+        shard.n = shard.n + 1 if shard.n else now
         data = codec.encode_head(replace(head, n=shard.n)) + body
         shard.log.append(data, now)
         self._wake()

@@ -5,7 +5,8 @@ Valkey, `local` runs them in this process. The rules below are the contract; bot
 
 Registers. A shard holds a map from key to that key's latest record (its register), a log of all records, and for each
 half-open register its probes. A call that changes a register writes it and appends the same bytes to the log at once.
-`n` counts the log's records, so that a reader sees a gap. A new register has `epoch` = the server's seconds, or one
+`n` numbers a shard's records, so that a reader sees a gap; the first is numbered by the server's microseconds, so that
+what begins anew after a loss is a gap, too. A new register has `epoch` = the server's seconds, or one
 more than the caller's epoch if that is more, and version 1; each change adds 1 to the version. The server's clock is
 the only one.
 
@@ -43,8 +44,8 @@ the only one.
    written with version + 1; else KEPT. A half_open one is written as open with version + 1 and no wait left: its leases
    are lost. Written: OK. What is no record of a register: ILLEGAL. The answer has the register as it is then.
 8. Every write may forget up to `PURGE` registers that nobody needs: closed for `CLOSED_TTL_MS`, not closed and not
-   touched for `OPEN_TTL_MS` + 2 * max_ms; never one that an order holds. An expectation of a register that is forgotten
-   fits (rule 1), and the new epoch is later.
+   touched for `OPEN_TTL_MS` + 2 * max_ms; never one that an order holds, never a routing table. An expectation of a
+   register that is forgotten fits (rule 1), and the new epoch is later.
 9. `Beat` says that a sidecar lives and answers with how many do (`ms`): those heard of in the last MEMBER_TTL_MS.
 10. `Share` appends to the shard's evidence, of which what is older than `keep_ms` may go.
 

@@ -6,10 +6,10 @@ import pytest
 
 from sidecar.core.breaker import Scope
 from sidecar.txlog import local
-from sidecar.txlog.codec import SHARDS, Code, decode, register_key, shard_of
+from sidecar.txlog.codec import SHARDS, Code, Kind, decode, register_key, route_key, shard_of
 from sidecar.txlog.local import LocalStore, Stream
 from sidecar.txlog.store import CLOSED_TTL_MS, LOG_RECORDS, OPEN_TTL_MS, PURGE, Share, Store, Verdict
-from tests.txlog.contract import MAX_MS, NODE, SERVICE, Bench, StoreContract, asking, opening, order, renewing
+from tests.txlog.contract import MAX_MS, NODE, SERVICE, Bench, StoreContract, asking, body, opening, order, renewing
 
 START_US = 1_790_000_000_000_000
 
@@ -79,6 +79,17 @@ async def test_a_register_that_nobody_needs_is_forgotten(
     assert len(await keys(store)) == 2 * PURGE
     await writes(bench)
     assert await keys(store) == set()
+
+
+async def test_a_routing_table_is_never_forgotten(store: LocalStore, clock: Virtual) -> None:
+    bench = Bench(store)
+    key = route_key(SERVICE)
+    table = opening(key, kind=Kind.ROUTE, state=Code.CLOSED, body=body(key=key))
+    await bench.do(table)
+    await clock.passes(100 * OPEN_TTL_MS)
+    await writes(bench)
+    assert await keys(store) == {key}
+    assert (await bench.do(table)).verdict is Verdict.ALREADY
 
 
 async def test_a_forgotten_register_fits_any_expectation_and_begins_a_later_epoch(
