@@ -25,6 +25,7 @@ _EXAMPLES = """examples:
   sidecar breakers list
   sidecar breakers open node 127.0.0.1:8000 --for 10m
   sidecar log tail --follow
+  sidecar log replay --policy stricter.yaml --since 2h
 
 Every flag of `run` is also an environment variable: --log-format is SIDECAR_LOG_FORMAT.
 Exit codes: 0 ok, 1 refused or failed, 2 usage."""
@@ -216,6 +217,24 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("-n", metavar="N", dest="limit", default=most, help=f"the last N at most; {most}")
         verb.add_argument("--since", metavar="10m", help="none that are older, 1s to 30d")
 
+    again = _add_query(
+        logs,
+        "replay",
+        "replay",
+        "what another policy would have made of what the log remembers",
+        "sidecar log replay --policy stricter.yaml --since 2h",
+        "sidecar log replay --policy stricter.yaml --service chat --since 90m --until 30m --json",
+        "sidecar log replay --policy stricter.yaml --since 1d --save monday.ndjson",
+        "sidecar log replay --policy laxer.yaml --from monday.ndjson",
+        ask=_replay,
+    )
+    again.add_argument("--policy", metavar="FILE|DIR", required=True, help="the policy to try")
+    again.add_argument("--since", metavar="2h", help="how long ago it begins, 1s to 30d (default: 1h; a file: all)")
+    again.add_argument("--until", metavar="30m", help="how long ago it ends (default: now; a file: its end)")
+    again.add_argument("--service", metavar="NAME", help="only this one of the policy's services")
+    again.add_argument("--from", metavar="FILE", dest="file", help="a recording, instead of a running sidecar's log")
+    again.add_argument("--save", metavar="FILE", help="keep the recording, for --from")
+
     routes = verbs.add_parser("routes", help="the services of a running sidecar", allow_abbrev=False)
     lists = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_query(lists, "list", "routes", "every service and endpoint")
@@ -330,6 +349,12 @@ def _ask(arguments: argparse.Namespace) -> int:
     from sidecar.operate import ask
 
     return ask(arguments)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from sidecar.replay import replay
+
+    return replay(arguments)
 
 
 def _log(arguments: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from sidecar.txlog import summary
 from sidecar.txlog.codec import Code, Kind, Record, Unreadable, parse_key
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import State, Subscription, TransactionLog
+from sidecar.txlog.recording import Recorder
 from sidecar.txlog.replica import Replica
 from sidecar.txlog.store import Entry, Store, StoreDown
 
@@ -165,9 +166,27 @@ class Logbook:
             raise LogAway(str(exc)) from exc
         return [_told(entry, record) for entry, record in found]
 
+    def record(self, since_us: int, until_us: int, service: str) -> "Recording":
+        """What was seen and what moved between two moments."""
+        return Recording(Recorder(self.log.page, since_us // 1000, until_us // 1000, service, _breathe))
+
     def subscribe(self) -> "Live":
         """The records that are read from now on."""
         return Live(self.log.subscribe())
+
+
+class Recording:
+    """A span of the log, as operators read it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    async def next(self) -> list[bytes]:
+        """Its next lines; none: that was all."""
+        try:
+            return await self._recorder.next()
+        except StoreDown as exc:
+            raise LogAway(str(exc)) from exc
 
 
 class Live:
@@ -188,6 +207,10 @@ class Live:
     def close(self) -> None:
         """Nothing more is wanted."""
         self._subscription.close()
+
+
+async def _breathe() -> None:
+    await asyncio.sleep(0)
 
 
 def _told(entry: Entry, record: Record) -> LogRecord:

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from sidecar.admin import views
 from sidecar.admin.answer import encoded, error, page
+from sidecar.admin.evidence import EvidencePage
 from sidecar.admin.facts import Facts
 from sidecar.admin.log import LogPages
 from sidecar.admin.operator import FORWARDED, why_not
@@ -86,6 +87,8 @@ def application(facts: Facts) -> web.Application:
     app.router.add_get(r"/sessions/{id:(?s:.+)}", pages.sessions)
     app.router.add_get("/policy", pages.policy)
     app.router.add_post("/drain", pages.drain)
+    # Before the registers' histories: its name is no register's.
+    EvidencePage(facts).register(app)
     LogPages(facts).register(app)
     return app
 

@@ -86,6 +86,13 @@ class Subscription(Protocol):
         """Let go of the queue; again is harmless. Nobody waits in `next` then."""
 
 
+class Recording(Protocol):
+    """A span of the log, read as it is asked for."""
+
+    async def next(self) -> list[bytes]:
+        """Its next lines of JSON, each with its end; none: that was all. LogAway if they cannot be had."""
+
+
 class LogFacts(Protocol):
     """The log, as far as operators look into it."""
 
@@ -100,6 +107,9 @@ class LogFacts(Protocol):
 
     def subscribe(self) -> Subscription:
         """What is told from now on."""
+
+    def record(self, since_us: int, until_us: int, service: str) -> Recording:
+        """What was seen and what moved between two moments, of one service ("": of all), in order of time."""
 
 
 class Facts(Protocol):

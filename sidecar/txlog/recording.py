@@ -18,7 +18,7 @@ JSON and not the records' own bytes: a recording is kept for an incident's repor
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -28,7 +28,7 @@ from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.txlog import codec, summary
 from sidecar.txlog.codec import SHARDS, Code, Kind, Unreadable
-from sidecar.txlog.store import Entry, Store
+from sidecar.txlog.store import Entry
 from sidecar.txlog.summary import EndpointSummary, Summary
 
 PAGE: Final = 200
@@ -246,13 +246,20 @@ def _outcome_of(word: str) -> tuple[Ending | None, Result]:
     return ending, Result.IGNORED if ending is None else DOCTRINE[ending].node
 
 
+class Pages(Protocol):
+    """Where entries are read: `Store.history`, or the same of a log that is followed."""
+
+    async def __call__(self, shard: int, *, evidence: bool, after: str, count: int) -> list[Entry]:
+        """Entries after a position (exclusive; "0" is the first), at most `count`. StoreDown."""
+
+
 class _Stream:
     """One stream of one shard, read a page at a time."""
 
-    __slots__ = ("_after", "_store", "_whole", "evidence", "page", "shard")
+    __slots__ = ("_after", "_pages", "_whole", "evidence", "page", "shard")
 
-    def __init__(self, store: Store, shard: int, after: str, *, evidence: bool) -> None:
-        self._store = store
+    def __init__(self, pages: Pages, shard: int, after: str, *, evidence: bool) -> None:
+        self._pages = pages
         self._after = after
         self._whole = False
         self.shard = shard
@@ -262,7 +269,7 @@ class _Stream:
     async def fill(self) -> bool:
         """Whether there is a next entry."""
         if not self.page and not self._whole:
-            found = await self._store.history(self.shard, evidence=self.evidence, after=self._after, count=PAGE)
+            found = await self._pages(self.shard, evidence=self.evidence, after=self._after, count=PAGE)
             self._whole = not found
             for entry in found:
                 ms, _, rank = entry.id.partition("-")
@@ -281,7 +288,7 @@ class Recorder:
     __slots__ = ("_before", "_begun", "_breathe", "_done", "_lines", "_service", "_since_ms", "_streams", "_until_ms")
 
     def __init__(
-        self, store: Store, since_ms: int, until_ms: int, service: str, breathe: Callable[[], Awaitable[None]]
+        self, pages: Pages, since_ms: int, until_ms: int, service: str, breathe: Callable[[], Awaitable[None]]
     ) -> None:
         self._since_ms = since_ms
         self._until_ms = until_ms
@@ -295,8 +302,8 @@ class Recorder:
         shards = range(SHARDS)
         told = [codec.shard_of(codec.route_key(service))] if service else shards
         self._streams = [
-            *(_Stream(store, shard, "0", evidence=False) for shard in shards),
-            *(_Stream(store, shard, after, evidence=True) for shard in told),
+            *(_Stream(pages, shard, "0", evidence=False) for shard in shards),
+            *(_Stream(pages, shard, after, evidence=True) for shard in told),
         ]
 
     async def next(self) -> list[bytes]:

@@ -251,15 +251,17 @@ class Replay:
             case End():
                 self._ended = True
 
-    def report(self, since_ms: int | None = None) -> Report:
-        """What came of it, from then on (None: from the beginning); what came before only taught."""
+    def report(self, since_ms: int | None = None, until_ms: int | None = None) -> Report:
+        """What came of it, from then on (None: from the beginning) until then; what came before only taught."""
         begun = self._begun or 0.0
         self._flush(inf)
         end_ms = round(1000 * max(self._done_at, self._at, begun))
         if since_ms is None:
             since_ms = self._since_ms if self._since_ms is not None else round(1000 * begun)
-        if self._until_ms is not None:
-            end_ms = max(end_ms, self._until_ms)
+        if until_ms is None:
+            until_ms = self._until_ms
+        if until_ms is not None:
+            end_ms = max(end_ms, until_ms)
         keys = [
             self._key_report(*key, track, since_ms, end_ms) for key, track in self._tracks.items() if self._has(*key)
         ]

@@ -90,6 +90,8 @@ class FakeLog:
         self.away = ""
         self.stood = LogView("up", 1_699_999_000.0, members=3, position="0-7")
         self.subscribed: list[FakeSubscription] = []
+        self.pages: list[list[bytes]] = []
+        self.asked: list[tuple[int, int, str]] = []
 
     def tell(self, record: LogRecord) -> None:
         self.records.append(record)
@@ -109,6 +111,26 @@ class FakeLog:
 
     def subscribe(self) -> FakeSubscription:
         return FakeSubscription(self, self.most)
+
+    def record(self, since_us: int, until_us: int, service: str) -> "FakeRecording":
+        self.asked.append((since_us, until_us, service))
+        return FakeRecording(self.pages, self.away)
+
+
+class FakeRecording:
+    """Pages of lines, one a call; `away` after them, if it is said."""
+
+    def __init__(self, pages: Sequence[list[bytes]], away: str) -> None:
+        self._pages = deque(pages)
+        self._away = away
+
+    async def next(self) -> list[bytes]:
+        await asyncio.sleep(0)
+        if self._pages:
+            return self._pages.popleft()
+        if self._away:
+            raise LogAway(self._away)
+        return []
 
 
 class StillFacts:

@@ -74,7 +74,7 @@ class Log:
 
     async def read(self, since_s: float = 0.0, until_s: float = 3600.0, service: str = "") -> list[Line]:
         recorder = Recorder(
-            self.store,
+            self.store.history,
             BEGIN_MS + round(1000 * since_s),
             BEGIN_MS + round(1000 * until_s),
             service,
