@@ -110,8 +110,13 @@ local function forget(keys, now)
   end
 end
 
-local function append(keys, r)
+-- The first record's number is the time, so that a log that was flushed and filled again does not look like the old one.
+local function append(keys, r, now)
   r.n = call('INCR', keys[N])
+  if r.n == 1 then
+    r.n = now
+    call('SET', keys[N], score(now))
+  end
   local data = encode(r)
   call('XADD', keys[LOG], 'MAXLEN', '~', LOG_RECORDS, '*', 'r', data)
   return data
@@ -119,7 +124,7 @@ end
 
 -- Make `r` the register and tell it. Its bytes.
 local function put(keys, key, r, now)
-  local data = append(keys, r)
+  local data = append(keys, r, now)
   call('HSET', keys[REGS], key, data)
   call('DEL', keys[PROBES], keys[LEASES])
   if r.state ~= CLOSED then call('DEL', keys[SUSPECTS]) end
@@ -182,7 +187,7 @@ local function propose(keys, args)
               kind = SUSPECT, state = state, held = 0, doublings = 0, proofs = 0, epoch = r and r.epoch or 0,
               version = r and r.version or 0, ts = now, wait = 0, base = 0, max = 0, ramp = 0, expires = 0,
               tx = suspect_tx, body = body,
-            })
+            }, now)
             forget(keys, now)
           end
           return reply('suspect', now, data)
