@@ -546,15 +546,17 @@ class Breaker:
         self.epoch = agreed.epoch
         self.version = agreed.version
         state = agreed.state
-        held = agreed.held_until > now
+        held, was_held = agreed.held_until > now, self._held
         if not held and self._off:
             return None
+        if not held:
+            self._held = False  # an order that stood here is over
         if state is not _CLOSED and self.state is _CLOSED and not held and not self._may_open(now, carries=False):
             return None
         self.observer = agreed.observer
         self.ours = False
         # Another half-open lends other probes.
-        same = state is self.state and held == self._held and (state is not _HALF_OPEN or known)
+        same = state is self.state and held == was_held and (state is not _HALF_OPEN or known)
         moved: Transition | None = None
         if not same:
             moved = self._move(_AGREED[state], now, agreed.why, agreed.evidence, agreed.by, agreed=True)

@@ -35,7 +35,18 @@ from sidecar.core.breaker import Action, Agreed, Breaker, Scope, State, Transiti
 from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Result
-from sidecar.txlog.codec import SHARDS, TX_BYTES, Code, Kind, Record, Unreadable, decode, encode_body, parse_key
+from sidecar.txlog.codec import (
+    SHARDS,
+    TX_BYTES,
+    Code,
+    Kind,
+    Record,
+    Unreadable,
+    decode,
+    encode_body,
+    parse_key,
+    shard_of,
+)
 from sidecar.txlog.codec import register_key as key_of
 from sidecar.txlog.fold import Fold, order_of
 from sidecar.txlog.lease import ASK_AGAIN_S, KEEP_S, LEASE_MS, Lease, Leases
@@ -166,6 +177,8 @@ class Replica:
         self._remind_at = inf
         self._n: list[int | None] = [None] * SHARDS
         self._most: list[int] = [0] * SHARDS
+        self._told: list[int] = [0] * SHARDS
+        self._refused: set[str] = set()
         self._positions: dict[int, tuple[str, str]] = {}
         self._stale: set[int] = set(range(SHARDS))
 
@@ -343,7 +356,10 @@ class Replica:
         if isinstance(call, Share):
             return
         record = self._read(reply.record)
-        took = record is not None and self._take(record, reply.record, now)
+        if record is not None:
+            shard = shard_of(record.key)
+            self._told[shard] = max(self._told[shard], record.n)
+            self._take(record, reply.record, now)
         match call:
             case Propose():
                 self._proposed(call, job.pending, reply, record, now)
@@ -359,7 +375,7 @@ class Replica:
                 elif job.lease is not None:
                     job.lease.contended = reply.contended
             case Restore():
-                if not took and record is not None and record.state != Code.CLOSED:
+                if record is not None and call.key not in self.ring:
                     self._adopt(record, now)
             case _:
                 pass
@@ -386,7 +402,7 @@ class Replica:
         """A shard was read whole; its registers come by `registers`, and then `end_image`."""
         self._positions[image.shard] = (image.position, image.evidence_position)
         self._n[image.shard] = None
-        self._most[image.shard] = image.n
+        self._most[image.shard] = self._told[image.shard] = image.n
 
     def registers(self, some: list[bytes], now: float) -> list[tuple[str, bytes]]:
         """Some of a shard's registers; those that could be read, with their keys."""
@@ -396,7 +412,9 @@ class Replica:
             if record is None:
                 continue
             keys.append((record.key, data))
-            if self.fold.raw(record.key) != data:
+            known = self.fold.raw(record.key)
+            # Not the bytes: what was restored is the same record with another number.
+            if not known or order_of(known) != order_of(data):
                 self._take(record, data, now)
             elif record.state != Code.CLOSED and self.up and record.key not in self.ring:
                 self._adopt(record, now)
@@ -407,7 +425,8 @@ class Replica:
         self._stale.discard(shard)
         for key, data in self.fold.shard(shard):
             known = there.get(key)
-            if (known is None and data[2] != Code.CLOSED) or (known is not None and order_of(data) > known):
+            # What is closed, too: another sidecar may restore an older record, which is open.
+            if known is None or order_of(data) > known:
                 service = parse_key(key)[1]
                 self._restores.append(Job(Restore(key=key, service=service, record=data)))
 
@@ -426,13 +445,19 @@ class Replica:
         for shard, n in enumerate(counts):
             read = self._n[shard]
             known = self._most[shard] if read is None else read
-            if n < known and shard not in self._stale:
+            # What an answer told of may not have been read yet.
+            if n < max(known, self._told[shard]) and shard not in self._stale:
                 self._resync(shard)
             lag += max(0, n - known)
         return lag
 
     def tick(self, now: float) -> None:
         """What time does: asks for probes, reminds the others of what we alone avoid."""
+        for key in list(self._refused):
+            record = self.fold.get(key)
+            self._refused.discard(key)
+            if record is not None and key not in self.ring:
+                self._adopt(record, now)
         due = self._due
         while due and due[0][0] <= now:
             at, key = heappop(due)
@@ -642,6 +667,9 @@ class Replica:
         return foreign
 
     def _adopt(self, record: Record, now: float) -> None:
+        latest = self.fold.get(record.key)
+        if latest is not None and latest.order > record.order:
+            record = latest  # the server has lost it, and will be told
         word, name, key = parse_key(record.key)
         scope = _SCOPES.get(word)
         self.leases.moved(record.key, record.epoch, record.version, record.state == Code.CLOSED)
@@ -658,6 +686,11 @@ class Replica:
         transition = service.adopt(scope, key, agreed, now)
         if transition is not None:
             self._tell(transition)
+        self._refused.discard(record.key)
+        if scope is Scope.NODE and record.state != Code.CLOSED:
+            refused = service.known(scope, key)
+            if refused is not None and refused.state is State.CLOSED:
+                self._refused.add(record.key)  # by the floor as it is now
         if not self.up:
             breaker = service.known(scope, key)
             if breaker is not None:
