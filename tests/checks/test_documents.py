@@ -14,6 +14,9 @@ from sidecar.policy.load import load
 from sidecar.policy.schema import Adaptive, Deadlines, Seconds
 from sidecar.telemetry.line import RequestLine
 from sidecar.telemetry.metrics import Metrics
+from sidecar.txlog.codec import Record
+from sidecar.txlog.connect import WORDS
+from sidecar.txlog.store import Verdict
 from tests.checks.drift import ROOT
 
 DOCS = ROOT / "docs"
@@ -111,6 +114,42 @@ def test_every_word_for_a_breaker_s_change_is_explained() -> None:
     source = (ROOT / "sidecar" / "core" / "breaker.py").read_text(encoding="utf-8")
     words = re.findall(r"`(\w+)`", source.partition("bounded set (")[2].partition(")")[0])
     assert len(words) >= 12 and set(words) <= said
+
+
+def test_every_word_that_the_log_writes_is_explained() -> None:
+    said = {row[0] for row in rows("operations.md", 3)}
+    source = (ROOT / "sidecar" / "txlog" / "replica.py").read_text(encoding="utf-8")
+    bodies = r"""(?:_body\(breaker, |word, said = |self\.observer, )"(\w+)", """
+    words = re.findall(bodies, source)
+    assert {"waited", "proved", "probe_failed", "lease_expired", "inconclusive"} <= set(words)
+    assert set(words) <= said
+
+
+def test_every_event_of_the_log_is_explained() -> None:
+    said = {row[0] for row in rows("txlog.md", 3) if row[0].startswith(("log_", "embedded_"))}
+    files = ("logbook.py", "txlog/log.py", "txlog/embedded.py")
+    source = "".join((ROOT / "sidecar" / name).read_text(encoding="utf-8") for name in files)
+    assert said == set(re.findall(r'"((?:log|embedded)_\w+)"', source))
+
+
+def test_every_cause_of_the_log_s_being_away_is_explained() -> None:
+    said = {word for row in rows("txlog.md", 3) for word in row[0].split(", ")}
+    assert WORDS | {"crashed", "closed"} <= said
+
+
+def test_every_verdict_is_explained() -> None:
+    assert {verdict.value for verdict in Verdict} <= {row[0] for row in rows("txlog.md", 3)}
+
+
+def test_every_field_of_a_record_is_explained() -> None:
+    said = {field for row in rows("txlog.md", 3) for field in row[0].split(", ") if row[1] in ("head", "body")}
+    assert said == set(Record.__struct_fields__)
+
+
+def test_the_log_s_document_names_metrics_that_there_are() -> None:
+    text = asyncio.run(_exposition(Metrics("1")))
+    named = set(re.findall(r"sidecar_(?:log|breaker)_\w+", (DOCS / "txlog.md").read_text(encoding="utf-8")))
+    assert len(named) >= 8 and named <= set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("document", PROSE, ids=lambda path: path.relative_to(ROOT).as_posix())
