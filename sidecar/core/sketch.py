@@ -16,14 +16,15 @@ PER_LN: Final = 10.098865286222745  # 7 / ln 2: seven buckets to each doubling
 ERROR: Final = 0.0495  # of the true value: half a bucket
 
 _WIDTH: Final = exp(1.0 / PER_LN)
+_OFFSET: Final = 69.76048999263462  # buckets from LEAST_S to a second
+_MOST_S: Final = 319.5  # the last bucket's end
 
 
 def bucket_of(seconds: float) -> int:
     """Which bucket a latency falls into, 0-127; whatever a clock made of it."""
-    if not seconds > LEAST_S:
-        return 0
-    bucket = int(log(seconds / LEAST_S) * PER_LN) if seconds < 1e6 else BUCKETS
-    return bucket if bucket < BUCKETS else BUCKETS - 1
+    if LEAST_S < seconds < _MOST_S:
+        return int(log(seconds) * PER_LN + _OFFSET)
+    return BUCKETS - 1 if seconds >= _MOST_S else 0
 
 
 def seconds_in(bucket: int) -> float:
