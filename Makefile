@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-micro breaker-ab breaker-ab-small breaker-live soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-micro breaker-ab breaker-ab-small breaker-live soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,9 @@ bench-path: setup  ## the request path's cost without sockets
 bench-growth: setup  ## cost per request by number of endpoints, sessions, services; memory per session; see GROWTH, such as GROWTH=--json
 	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.growth $(GROWTH)
+
+bench-log: compile  ## the transaction log: probes, opens, tails, memory, CPU, with real processes, 6 minutes; see LOG, such as LOG=--quick
+	$(BIN)/python -m bench.txlog $(LOG)
 
 # The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
 bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json

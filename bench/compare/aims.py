@@ -66,6 +66,8 @@ AIMS = (
     _ratio("sidecar-log", "envoy-log", "paced", 0.95, "the same with access logs, at 500 requests/s"),
     _ratio("sidecar", "envoy", "streams", 0.75, "CPU per chunk / Envoy's"),
     _ratio("sidecar", "nginx", "streams", 1.25, "CPU per chunk / nginx's"),
+    _ratio("sidecar-shared", "sidecar", "requests", 1.05, "CPU per request, the log on a server / in the process"),
+    _ratio("sidecar-shared", "sidecar", "streams", 1.05, "CPU per chunk, the log on a server / in the process"),
     _sooner("first", "first_us", "p99", "added time to first token, p99, at 500 requests/s"),
     _sooner("streams", "delta_us", "p50", "added time per chunk, p50, 200 streams"),
     _sooner("streams", "delta_us", "p99", "added time per chunk, p99, 200 streams"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.compare.process import free_port
 from bench.setup import ROOT, debian_program, missing
+from tests.servers import valkey_binary
 
 CONFIG = Path(__file__).parent / "config"
 BENCH = Path(__file__).parents[1]
@@ -29,11 +30,12 @@ ENVOY_LOG = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where an arm runs: its port, the upstream's, a folder of its own."""
+    """Where an arm runs: its port, the upstream's, a folder of its own, the port of what runs beside it."""
 
     listen: int
     upstream: int
     work: Path
+    beside: int = 0
 
     def config(self, name: str, **more: str) -> str:
         """A configuration of `config/` with its places filled in; the path."""
@@ -72,6 +74,8 @@ class Arm:
     every_round: bool = True
     """False: every other round, where its figure needs no more."""
     start_s: float = 15.0
+    beside: Callable[[Place], list[str]] | None = None
+    """A program that it needs and whose CPU is not its own: it runs on the load's core, at the port `beside`."""
 
     def missing(self) -> str:
         """Why it is not there, empty if it is."""
@@ -100,16 +104,29 @@ def _direct(place: Place) -> list[str]:
     raise ValueError("the direct line starts nothing")
 
 
-def _sidecar(python: str, access_log: str) -> Callable[[Place], list[str]]:
-    """As in service: breakers, observation, metrics, admin pages, a policy; `access_log` is off or all."""
+def sidecar(python: str, access_log: str = "off", redis: str = "local") -> Callable[[Place], list[str]]:
+    """As in service: breakers, observation, metrics, admin pages, a policy; `access_log` is off or all, `redis` where
+    the transaction log is, in which `{beside}` is the port of what runs beside it."""
 
     def command(place: Place) -> list[str]:
         options = ["--policy", place.config("sidecar.yaml"), "--admin", "127.0.0.1:0", "--log-format", "json"]
-        quick = ["--redis", "local", "--drain", "0s", "--settle", "0s"]
+        quick = ["--redis", redis.format(beside=place.beside), "--drain", "0s", "--settle", "0s"]
         listen = ["--listen", f"127.0.0.1:{place.listen}"]
         return [python, "-m", "sidecar", "run", *listen, *options, "--access-log", access_log, *quick]
 
     return command
+
+
+def _shared(python: str) -> Arm:
+    """The transaction log is on a Valkey of its own; nothing else happens in it."""
+    return Arm(
+        "sidecar-shared",
+        "the same as sidecar, its transaction log on a server",
+        sidecar(python, redis="redis://127.0.0.1:{beside}"),
+        lambda: _said(str(valkey_binary()), "--version"),
+        kinds=_SHARED,
+        beside=lambda place: [str(valkey_binary()), "--port", str(place.beside), "--save", "", "--bind", "127.0.0.1"],
+    )
 
 
 def _sidecar_version(python: str) -> Callable[[], str]:
@@ -177,6 +194,7 @@ def _litellm(place: Place) -> list[str]:
 
 _LIBRARIES = debian_program("nginx")[1]
 _LOGGED = frozenset(("requests", "paced"))
+_SHARED = frozenset(("requests", "paced", "streams", "memory"))
 _WIDELY_USED = frozenset(("requests", "paced", "first", "streams", "memory"))
 
 OTHERS = (
@@ -257,8 +275,9 @@ def arms(pythons: dict[str, str]) -> dict[str, Arm]:
         arm = "sidecar" if number == 0 else f"sidecar-{name}"
         version = _sidecar_version(python)
         what = "the sidecar, everything on, access log off"
-        found.append(Arm(arm, what, _sidecar(python, "off"), version))
+        found.append(Arm(arm, what, sidecar(python, "off"), version))
         if number == 0:
             what = "the same with its JSON line per request, to a file"
-            found.append(Arm("sidecar-log", what, _sidecar(python, "all"), lambda: "as sidecar", kinds=_LOGGED))
+            found.append(Arm("sidecar-log", what, sidecar(python, "all"), lambda: "as sidecar", kinds=_LOGGED))
+            found.append(_shared(python))
     return {arm.name: arm for arm in (*found, *OTHERS)}

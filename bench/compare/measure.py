@@ -107,9 +107,24 @@ def _spawn_upstream(plan: Plan, work: Path) -> Process:
 
 def _start(plan: Plan, arm: Arm, upstream: Process, folder: Path) -> Process:
     folder.mkdir()
-    place = Place(free_port(), upstream.port, folder)
+    if arm.beside is None:
+        return _start_at(plan, arm, Place(free_port(), upstream.port, folder))
+    place = Place(free_port(), upstream.port, folder, free_port())
+    work = folder / "beside"
+    work.mkdir()
+    beside = spawn(f"{arm.name}'s server", plan.load_core, place.beside, arm.beside(place), work)
+    try:
+        process = _start_at(plan, arm, place)
+    except NotStarted:
+        beside.end()
+        raise
+    process.beside = beside
+    return process
+
+
+def _start_at(plan: Plan, arm: Arm, place: Place) -> Process:
     command = arm.command(place)
-    return spawn(arm.name, plan.proxy_core, place.listen, command, folder, env=arm.env, within_s=arm.start_s)
+    return spawn(arm.name, plan.proxy_core, place.listen, command, place.work, env=arm.env, within_s=arm.start_s)
 
 
 @contextlib.contextmanager

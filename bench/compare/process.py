@@ -27,6 +27,8 @@ class Process:
     name: str
     popen: subprocess.Popen[bytes]
     port: int
+    beside: "Process | None" = None
+    """What it needs, and what ends with it; not of its tree."""
 
     def pids(self) -> list[int]:
         """Of the whole tree, this one first: nginx's work, for one, is its worker's."""
@@ -53,6 +55,8 @@ class Process:
             except subprocess.TimeoutExpired:
                 self.popen.kill()
                 self.popen.wait()
+        if self.beside is not None:
+            self.beside.end()
 
 
 def allow_files() -> None:

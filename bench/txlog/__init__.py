@@ -1,0 +1,1 @@
+"""What the transaction log costs and how quick it is: real processes, a real server."""
