@@ -146,6 +146,13 @@ def test_every_field_of_a_record_is_explained() -> None:
     assert said == set(Record.__struct_fields__)
 
 
+def test_the_rights_of_the_log_s_user_are_all_that_the_functions_call() -> None:
+    text = (DOCS / "txlog.md").read_text(encoding="utf-8").partition("ACL SETUSER")[2].partition("```")[0]
+    source = (ROOT / "sidecar" / "txlog" / "functions.lua").read_text(encoding="utf-8")
+    called = {name.lower() for name in re.findall(r"[^.]call\('(\w+)'", source)}
+    assert len(called) > 10 and called <= set(re.findall(r"\+(\w+)", text))
+
+
 def test_the_log_s_document_names_metrics_that_there_are() -> None:
     text = asyncio.run(_exposition(Metrics("1")))
     named = set(re.findall(r"sidecar_(?:log|breaker)_\w+", (DOCS / "txlog.md").read_text(encoding="utf-8")))
