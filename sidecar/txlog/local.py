@@ -13,7 +13,7 @@ module knows whether there is one. Nothing here waits except a reader, and nothi
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final, assert_never
 
 from msgspec.structs import replace
@@ -92,6 +92,12 @@ class Stream:
         found = list(takewhile(lambda entry: entry[0] > known, reversed(self._entries)))
         found.reverse()
         return [(_written(id_), data) for id_, data in found[:count]]
+
+    def before(self, position: str, count: int) -> list[tuple[str, bytes]]:
+        """At most `count` entries before a position ("": the end), the newest first. ValueError if it is none."""
+        end = _read(position) if position else None
+        found = (entry for entry in reversed(self._entries) if end is None or entry[0] < end)
+        return [(_written(id_), data) for id_, data in islice(found, count)]
 
 
 class _Probes:
@@ -206,6 +212,10 @@ class LocalStore:
         it = self._shards[shard]
         stream = it.evidence if evidence else it.log
         return [Entry(shard, evidence, id_, data) for id_, data in stream.after(after, count)]
+
+    async def newest(self, shard: int, *, before: str, count: int) -> list[Entry]:
+        """See `Store`."""
+        return [Entry(shard, False, id_, data) for id_, data in self._shards[shard].log.before(before, count)]
 
     def do(self, call: Call) -> Reply:
         """One call, at once."""

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from sidecar.txlog.codec import SHARDS, Record, Unreadable, decode, parse_key, shard_of
 from sidecar.txlog.fold import order_of
 from sidecar.txlog.replica import Replica
-from sidecar.txlog.store import LOG_RECORDS, Beat, Entry, Store, StoreDown, StoreUnfit
+from sidecar.txlog.store import Beat, Entry, Store, StoreDown, StoreUnfit
 
 BLOCK_MS: Final = 500  # a read that finds nothing ends after this: how soon a shard that must be read whole is
 COUNT: Final = 200  # entries of one stream in one read: about 2 ms of the loop
@@ -36,7 +36,7 @@ LONGEST_PAUSE_S: Final = 0.5
 agree within a second after it is back."""
 QUEUE: Final = 1000  # records that a slow reader of `subscribe` may be behind
 SAID_S: Final = 1.0  # unreadable records are named at most this often; all are counted
-PAGE: Final = 1000
+PAGE: Final = 200
 
 
 class Say(Protocol):
@@ -275,19 +275,24 @@ class TransactionLog:
             shards = range(shard_of(key), shard_of(key) + 1)
         found: list[tuple[Entry, Record]] = []
         for shard in shards:
-            newest: deque[tuple[Entry, Record]] = deque(maxlen=limit)
-            after = "0" if since_us is None else f"{max(0, since_us // 1000 - 1)}"
-            for _ in range(2 * LOG_RECORDS // PAGE):  # what is written meanwhile must not keep us for ever
-                page = await self._store.history(shard, evidence=False, after=after, count=PAGE)
+            newest: list[tuple[Entry, Record]] = []
+            before, over = "", False
+            # Backwards, and of all keys no more than may be wanted.
+            count = PAGE if key is not None else min(PAGE, limit)
+            while not over and len(newest) < limit:
+                page = await self._store.newest(shard, before=before, count=count)
                 for entry in page:
                     record = _read(entry)
-                    if record is not None and key in (None, record.key) and record.ts_us >= (since_us or 0):
+                    if record is not None and since_us is not None and record.ts_us < since_us:
+                        over = True
+                        break
+                    if record is not None and key in (None, record.key):
                         newest.append((entry, record))
-                if len(page) < PAGE:
+                if len(page) < count:
                     break
-                after = page[-1].id
+                before = page[-1].id
                 await asyncio.sleep(0)
-            found.extend(newest)
+            found.extend(newest[:limit])
         found.sort(key=lambda each: (each[1].ts_us, each[0].shard, each[1].n))
         return found[-limit:]
 

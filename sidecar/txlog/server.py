@@ -161,6 +161,13 @@ class RedisStore:
         [found] = await self._within(self._timeout_s, self._exchange([shard], [command]))
         return _entries(shard, evidence, self._sound(found))
 
+    async def newest(self, shard: int, *, before: str, count: int) -> list[Entry]:
+        """See `Store`."""
+        end = b"(" + before.encode() if before else b"+"
+        command: Command = (b"XREVRANGE", self._packer.shards[shard].log, end, b"-", b"COUNT", b"%d" % count)
+        [found] = await self._within(self._timeout_s, self._exchange([shard], [command]))
+        return _entries(shard, False, self._sound(found))
+
     # --- opening ------------------------------------------------------------------------------------------------------
 
     async def _greet(self, link: Link) -> None:

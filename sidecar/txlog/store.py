@@ -282,3 +282,6 @@ class Store(Protocol):
 
     async def history(self, shard: int, *, evidence: bool, after: str, count: int) -> list[Entry]:
         """Entries after a position (exclusive; "0" is the first), at most `count`. Empty: there are no more."""
+
+    async def newest(self, shard: int, *, before: str, count: int) -> list[Entry]:
+        """The last `count` entries of a shard's log before a position (exclusive; "": its end), the newest first."""

@@ -1103,6 +1103,19 @@ class StoreContract:
         others = [await store.history(i, evidence=False, after="0", count=3) for i in range(SHARDS) if i != shard]
         assert others == [[]] * (SHARDS - 1)
 
+    @pytest.mark.parametrize("count", [1, 3, 4, 100])
+    async def test_the_log_is_read_backwards_piece_by_piece(self, store: Store, bench: Bench, count: int) -> None:
+        shard = shard_of(NODE)
+        assert await store.newest(shard, before="", count=count) == []
+        for i in range(8):
+            await bench.do(order(OPEN if i % 2 else CLOSED))
+        await store.call([Share(service=SERVICE, blob=b"no record", keep_ms=LONG_MS)])
+        found: list[Entry] = []
+        while page := await store.newest(shard, before=found[-1].id if found else "", count=count):
+            assert len(page) == min(count, 8 - len(found))
+            found += page
+        assert found[::-1] == await store.history(shard, evidence=False, after="0", count=100)
+
     async def test_lanes_have_every_shard_once(self, store: Store) -> None:
         assert sorted(shard for lane in store.lanes for shard in lane) == list(range(SHARDS))
 
