@@ -199,6 +199,8 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             running.listener = Listener(
                 running.pipeline, tls=tls, trusted=settings.trusted, max_connections=settings.max_connections
             )
+            if settings.redis_note:
+                logs.event.warning("log_local", error=settings.redis_note)
             running.apply(first)
             _watch_gauges(running)
             metrics.watch("log_lines_dropped", lambda: writer.dropped)
