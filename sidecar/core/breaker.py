@@ -324,10 +324,12 @@ class Breaker:
         "_until",
         "_wait_s",
         "_window",
+        "bad",
         "by",
         "epoch",
         "evidence",
         "generation",
+        "good",
         "held_closed",
         "key",
         "observer",
@@ -377,6 +379,9 @@ class Breaker:
         """Trips that the floor forbade."""
         self.shadow_denied = 0
         """Requests that enforcing would have refused."""
+        self.good = 0
+        self.bad = 0
+        """Of a session or a kind of request: its results since they were last told to the log (`fleet` counts)."""
         self._roster = roster
         self._permit = FRESH
         self._denied = Denied(now)

@@ -53,10 +53,12 @@ MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold
 MAX_MODELS: Final = 1024  # model names remembered as belonging to a service; clients make names up
 MAX_MODEL_NAME: Final = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
 MAX_POOLS: Final = 128  # (model, version) pairs whose pool is remembered
+MAX_COUNTED: Final = 400  # sessions and kinds of request whose results are counted between two tellings
 LEASE_SLACK_S: Final = 5.0  # a probe may take its total deadline; what comes this much later is lost
 
 
 _FAILURE: Final = Result.FAILURE
+_SUCCESS: Final = Result.SUCCESS
 
 
 class Agreement(Lender, Protocol):
@@ -136,6 +138,7 @@ class ServiceState:
         "body_bytes",
         "budget",
         "copies",
+        "counted",
         "detection",
         "fallback",
         "hedge",
@@ -175,6 +178,8 @@ class ServiceState:
         """The detector; None where the policy has the fixed rules alone."""
         self.hedge_shadowed = 0
         """Late requests that enforcing would have moved."""
+        self.counted: list[Breaker] = []
+        """Sessions and kinds of request that have results to be told; none that has none to live down."""
         self._session_breakers: dict[SessionId, Breaker] = {}
         self._pools: dict[tuple[str, VersionName | None], Pool] = {}
         self._read(policy)
@@ -355,12 +360,40 @@ class ServiceState:
             if self.policy.breakers.session.mode == "off" or self.sessions.get(session.id) is not session:
                 return None
             breaker = self._breaker_of(session, now)
+        self._count(breaker, result)
         transition = breaker.record(permit, result, now, why)
         if breaker.generation == 0 and breaker.unblemished:
             session.breaker = None
             if self._session_breakers.get(session.id) is breaker:
                 del self._session_breakers[session.id]
         return transition
+
+    def record_request(
+        self, breaker: Breaker, permit: Permit, result: Result, now: float, why: str = ""
+    ) -> Transition | None:
+        """Gives a permit of a kind of request back."""
+        self._count(breaker, result)
+        return breaker.record(permit, result, now, why)
+
+    def take_counted(self) -> list[tuple[Scope, str, int, int]]:
+        """Successes and failures since the last call: of each kind of request, of sessions that had a failure."""
+        told = [(breaker.scope, breaker.key, breaker.good, breaker.bad) for breaker in self.counted]
+        for breaker in self.counted:
+            breaker.good = breaker.bad = 0
+        self.counted = []
+        return told
+
+    def _count(self, breaker: Breaker, result: Result) -> None:
+        if result is not _SUCCESS and result is not _FAILURE:
+            return
+        if not breaker.good and not breaker.bad:
+            if len(self.counted) >= MAX_COUNTED:
+                return
+            self.counted.append(breaker)
+        if result is _SUCCESS:
+            breaker.good += 1
+        else:
+            breaker.bad += 1
 
     def request_breaker(self, key: str, now: float) -> Breaker:
         """The breaker of a kind of request, made if need be; the least used of too many is forgotten."""

@@ -567,8 +567,9 @@ class Exchange:
         ending = attempt.ending if attempt is not None else None
         verdict = DOCTRINE[ending] if ending is not None else None
         why = ending if ending is not None else ""
+        service, session_permit = self._service, self._session_permit
         request_breaker, request_permit = self._request_breaker, self._request_permit
-        if request_permit is not None and request_breaker is not None:
+        if request_permit is not None and request_breaker is not None and service is not None:
             # A kind of request fails where its endpoint serves others; what could not even connect, or met an endpoint
             # that fails anyway, says nothing about its kind.
             result = _IGNORED
@@ -578,8 +579,7 @@ class Exchange:
                 and not (verdict.node is _FAILURE and self._node_failing)
             ):
                 result = verdict.node
-            self._transition(request_breaker.record(request_permit, result, now, why))
-        service, session_permit = self._service, self._session_permit
+            self._transition(service.record_request(request_breaker, request_permit, result, now, why))
         if session_permit is not None and service is not None and session is not None:
             result = _IGNORED
             if verdict is not None:

@@ -27,8 +27,10 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from sidecar.core import evidence
+from sidecar.core.breaker import Scope
 from sidecar.core.detection import Counts
 from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.core.tally import Ended, EndpointTally, ServiceTally
@@ -42,6 +44,9 @@ MAX_SUMMARY_BYTES: Final = 1 << 20
 MOST_ENDPOINTS: Final = 500
 """In one blob; of more, several are made. With addresses as long as a policy allows they still fit."""
 MOST_SESSIONS: Final = 200
+"""Of one service in one interval; of more, the first to fail."""
+MOST_NAME: Final = 256
+"""Characters of a session's or kind's name: longer ones are not told."""
 MOST_COUNTED: Final = 10_000_000
 """Of anything in one interval: more is no count of ours."""
 OLD_MS: Final = 10_000
@@ -266,13 +271,16 @@ class Teller:
         for name, service in fleet.services.items():
             counts = evidence.share(service)
             ended = tallied.get(name, [])
-            if not counts and not ended:
+            kinds, sessions = _counted(service)
+            if not counts and not ended and not kinds and not sessions:
                 continue
             endpoints = _merged(service, ended, counts)
             keep_ms = round(_THOUSAND * float(service.policy.shared.retention_s))
-            for begin in range(0, len(endpoints), MOST_ENDPOINTS):
-                some = tuple(endpoints[begin : begin + MOST_ENDPOINTS])
-                shares.append(Share(service=name, blob=encode(self._summary(service, took_ms, some)), keep_ms=keep_ms))
+            for begin in range(0, max(1, len(endpoints)), MOST_ENDPOINTS):
+                told = self._summary(service, took_ms, tuple(endpoints[begin : begin + MOST_ENDPOINTS]))
+                if not begin:
+                    told = replace(told, kinds=kinds, sessions=sessions)
+                shares.append(Share(service=name, blob=encode(told), keep_ms=keep_ms))
         return shares
 
     def _summary(self, service: ServiceState, took_ms: int, endpoints: tuple[EndpointSummary, ...]) -> Summary:
@@ -282,6 +290,20 @@ class Teller:
         seq = self._seqs.get(service.name, self._seq)
         self._seqs[service.name] = seq + 1
         return Summary(self._observer, seq, service.name, took_ms, endpoints, common=common, excused=excused)
+
+
+def _counted(service: ServiceState) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
+    """Results of kinds of request, and of sessions that had failures to live down."""
+    kinds: dict[str, tuple[int, int]] = {}
+    sessions: dict[str, tuple[int, int]] = {}
+    for scope, name, good, bad in service.take_counted():
+        if len(name) > MOST_NAME:
+            continue
+        if scope is Scope.REQUEST:
+            kinds[name] = good, bad
+        elif len(sessions) < MOST_SESSIONS:
+            sessions[name] = good, bad
+    return kinds, sessions
 
 
 def _merged(service: ServiceState, ended: list[EndpointTally], counts: list[Counts]) -> list[EndpointSummary]:

@@ -8,6 +8,7 @@ from sidecar.core.breaker import FRESH, Denied, Permit, Scope, State
 from sidecar.core.detection import Detection
 from sidecar.core.fleet import (
     LEASE_SLACK_S,
+    MAX_COUNTED,
     MAX_MODELS,
     MAX_POOLS,
     MAX_REQUEST_BREAKERS,
@@ -664,3 +665,34 @@ def test_who_refuses_connections_opens_whatever_the_others_can_carry_but_not_pas
         for _ in range(RULE.consecutive):
             breaker.record(permitted(breaker, 0.0), F, 0.0, Ending.CONNECT_FAILED)
     assert dead.state is State.OPEN and other.state is State.CLOSED
+
+
+# What is told to the log.
+
+
+def test_results_of_kinds_and_of_sessions_that_failed_are_counted_and_told_once() -> None:
+    _, service = fleet_of(service_of(1))
+    well, ill = service.session(SessionId("well"), 0.0), service.session(SessionId("ill"), 0.0)
+    kind = service.request_breaker("POST /v1/completions", 0.0)
+    for result in (Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.SUCCESS, Result.OVERLOADED):
+        service.record_request(kind, permitted(kind, 0.0), result, 0.0)
+        permit = service.admit_session(ill, 0.0)
+        assert isinstance(permit, Permit)
+        service.record_session(ill, permit, result, 0.0)
+        service.record_session(well, FRESH, Result.SUCCESS, 0.0)
+    assert service.take_counted() == [
+        (Scope.REQUEST, "POST /v1/completions", 2, 1),
+        # Its first success was before there was anything to live down.
+        (Scope.SESSION, "ill", 1, 1),
+    ]
+    assert service.take_counted() == []
+    service.record_request(kind, permitted(kind, 0.0), Result.FAILURE, 0.0)
+    assert service.take_counted() == [(Scope.REQUEST, "POST /v1/completions", 0, 1)]
+
+
+def test_what_nobody_takes_is_bounded() -> None:
+    _, service = fleet_of(service_of(1))
+    for number in range(2 * MAX_COUNTED):
+        session = service.session(SessionId(f"s-{number}"), 0.0)
+        service.record_session(session, FRESH, Result.FAILURE, 0.0)
+    assert len(service.take_counted()) == MAX_COUNTED

@@ -15,6 +15,7 @@ from sidecar.simulate.fault import Fault
 from sidecar.simulate.method import Context
 from sidecar.simulate.product import Product
 from sidecar.simulate.run import Scenario, simulate
+from sidecar.simulate.workload import Modifier
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.tally import Tally
 from sidecar.txlog import codec
@@ -141,11 +142,18 @@ class Recorded(Product):
 
 
 def simulated(
-    policy: Service, faults: Sequence[Fault], *, seconds: float = 300.0, pods: int = 5, seed: int = 1, sidecars: int = 1
+    policy: Service,
+    faults: Sequence[Fault],
+    *,
+    modifiers: Sequence[Modifier] = (),
+    seconds: float = 300.0,
+    pods: int = 5,
+    seed: int = 1,
+    sidecars: int = 1,
 ) -> list[Line]:
     """What the product's pipeline would have recorded, faults coming at the clock's seconds (from 120)."""
     lines: list[Line] = []
-    scenario = Scenario("recorded", lambda rng, count: list(faults), seconds=seconds)
+    scenario = Scenario("recorded", lambda rng, count: list(faults), lambda rng: list(modifiers), seconds)
     simulate(lambda context: Recorded(context, policy, lines), scenario, seed, pods=pods, sidecars=sidecars)
     return in_order(lines)
 

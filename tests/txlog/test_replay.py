@@ -23,6 +23,7 @@ from sidecar.policy.schema import (
 )
 from sidecar.simulate.fault import Fault, Kind
 from sidecar.simulate.method import keys_of
+from sidecar.simulate.workload import TENANT, Modifier
 from sidecar.txlog.difference import Difference, KeyReport, Report
 from sidecar.txlog.recording import End, Line, Seen, Skipped, Span
 from sidecar.txlog.replay import MOST_OUTCOMES, Disorder, Replay
@@ -425,6 +426,12 @@ def test_only_what_was_asked_for_is_told_what_came_before_taught() -> None:
 
 # The real pipeline.
 
+
+def policy_of(service: Service, breakers: Breakers) -> Snapshot:
+    endpoints = tuple(Endpoint(url=f"http://{key}") for key in keys_of(5))
+    return Snapshot(version=1, services=(replace(service, endpoints=endpoints, breakers=breakers),))
+
+
 REAL = [
     pytest.param(Fault(Kind.ERRORS, (1,), 200.0, 240.0, share=0.8), True, id="errors, detector"),
     pytest.param(Fault(Kind.ERRORS, (1,), 200.0, 240.0, share=0.8), False, id="errors, fixed rules"),
@@ -457,6 +464,36 @@ def test_the_policy_that_was_in_force_opens_when_it_did(harm: Fault, detector: b
     assert recorded.why == ours.why or {recorded.why, ours.why} == {"fast", "gray"}
     assert recorded.closed_ms is not None and ours.closed_ms is not None
     assert abs(recorded.closed_ms - ours.closed_ms) <= 1000
+
+
+def test_a_real_sessions_breaker_opens_when_it_did() -> None:
+    """One tenant whose every request fails, wherever it is sent, for half a minute."""
+    service = Service(name="chat")
+    lines = simulated(service, [], modifiers=[Modifier("tenant", 200.0, 230.0, 0.05)], seconds=180.0)
+    endpoints = tuple(Endpoint(url=f"http://{key}") for key in keys_of(5))
+    tried = Snapshot(version=1, services=(replace(service, endpoints=endpoints),))
+    found = [(each.scope, each.key, way) for each in replayed(tried, lines).keys for way in each.differences]
+    ((scope, key, difference),) = found
+    assert (scope, key, difference.verdict) == ("session", TENANT, "same")
+    assert abs(difference.shift_s) <= 1.0
+    laxer = Breakers(session=SessionBreaker(consecutive=1000))
+    (never,) = of(replayed(policy_of(service, laxer), lines), TENANT).differences
+    assert never.verdict == "only_recorded"
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_several_real_sidecars_open_when_they_did(seed: int) -> None:
+    """Three, each with breakers of its own and a third of the traffic: here they hear each other, and are sooner."""
+    service = Service(name="chat", breakers=Breakers(session=SessionBreaker(mode="off")), shared=Shared(quorum=2))
+    harm = Fault(Kind.ERRORS, (1,), 200.0, 240.0, share=0.8)
+    lines = simulated(service, [harm], seconds=220.0, seed=seed, sidecars=3)
+    opened = min(at for _, at in openings(lines))
+    report = replayed(policy_of(service, service.breakers), lines)
+    assert report.observers == ["pod-0", "pod-1", "pod-2"]
+    first = of(report, "pod-1:8000").differences[0]
+    assert first.replayed is not None
+    assert 200.0 <= second_of(first.replayed.opened_ms) <= opened + 1.0
+    assert {key.key for key in report.keys if key.differences} == {"pod-1:8000"}
 
 
 def test_a_quiet_record_stays_quiet() -> None:

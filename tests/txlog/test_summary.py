@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core import evidence
+from sidecar.core.breaker import FRESH
 from sidecar.core.detection import Counts
 from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.core.tally import Ended, EndpointTally, ServiceTally
-from sidecar.kernel.ids import EndpointKey, ServiceName
+from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Endpoint, LongSeconds, Service, Shared, Snapshot
 from sidecar.txlog.codec import Unreadable
@@ -22,6 +23,7 @@ from sidecar.txlog.summary import (
     MOST_COUNTED,
     MOST_ENDPOINTS,
     MOST_OBSERVERS,
+    MOST_SESSIONS,
     OLD_MS,
     RESULTS,
     EndpointSummary,
@@ -281,6 +283,27 @@ def test_evidence_of_an_endpoint_of_two_versions_is_told_once() -> None:
     both = [EndpointTally(ONE, version, {(Ending.COMPLETE, S): 1}) for version in ("v1", "v2")]
     (share,) = Teller("pod-a", 1, 0.0).tell(fleet, [ServiceTally("chat", both)], 1.0)
     assert [each.counts is None for each in decode(share.blob).endpoints] == [False, True]
+
+
+def test_kinds_and_sessions_are_told_once_and_without_an_endpoint_too() -> None:
+    fleet, service = fleet_of(ONE)
+    teller = Teller("pod-a", 1, 0.0)
+    kind = service.request_breaker("POST /v1/completions", 0.0)
+    service.record_request(kind, FRESH, S, 0.0)
+    for name in ("user-1", "x" * 300):
+        service.record_session(service.session(SessionId(name), 0.0), FRESH, F, 0.0)
+    (share,) = teller.tell(fleet, [], 1.0)
+    told = decode(share.blob)
+    assert (told.kinds, told.sessions, told.endpoints) == ({"POST /v1/completions": (1, 0)}, {"user-1": (0, 1)}, ())
+    assert teller.tell(fleet, [], 2.0) == []
+
+
+def test_of_many_sessions_the_first_are_told() -> None:
+    fleet, service = fleet_of(ONE)
+    for number in range(MOST_SESSIONS + 5):
+        service.record_session(service.session(SessionId(f"user-{number}"), 0.0), FRESH, F, 0.0)
+    (share,) = Teller("pod-a", 1, 0.0).tell(fleet, [], 1.0)
+    assert len(decode(share.blob).sessions) == MOST_SESSIONS
 
 
 def test_many_endpoints_are_told_in_several_blobs() -> None:
