@@ -302,10 +302,10 @@ async def opens(pod: Pod, engine: Engine) -> None:
 # --- what the server has ----------------------------------------------------------------------------------------------
 
 
-async def records(url: str, prefix: str = "dtl") -> list[Record]:
+async def records(url: str, prefix: str = "dtl", shards: Sequence[int] = range(SHARDS)) -> list[Record]:
     """Every record in every shard's log; what is none is left out."""
     found = []
-    for shard in range(SHARDS):
+    for shard in shards:
         reply = await ask_at(url, "XRANGE", Shard(prefix, shard).log, "-", "+")
         assert isinstance(reply, list)
         for entry in reply:
