@@ -70,6 +70,7 @@ from sidecar.txlog.store import (
 
 BATCH: Final = 128  # calls of one round trip
 REMIND_S: Final = SUSPECT_MS / 2000
+REFUSED_S: Final = 0.5  # how often what the floor refused is looked at again
 LOOK_S: Final = 1.0  # how often an open endpoint is looked at whose service nobody asks for anything
 MAX_SHARES: Final = 256
 MAX_EVIDENCE: Final = 512  # characters; it takes some hundred
@@ -179,6 +180,7 @@ class Replica:
         self._most: list[int] = [0] * SHARDS
         self._told: list[int] = [0] * SHARDS
         self._refused: set[str] = set()
+        self._refused_at = -inf
         self._positions: dict[int, tuple[str, str]] = {}
         self._stale: set[int] = set(range(SHARDS))
 
@@ -453,7 +455,10 @@ class Replica:
 
     def tick(self, now: float) -> None:
         """What time does: asks for probes, reminds the others of what we alone avoid."""
-        for key in list(self._refused):
+        again = now >= self._refused_at
+        if again:
+            self._refused_at = now + REFUSED_S
+        for key in list(self._refused) if again else ():
             record = self.fold.get(key)
             self._refused.discard(key)
             if record is not None and key not in self.ring:
