@@ -66,8 +66,8 @@ async def test_a_server_that_is_killed_while_it_writes_loses_nobody(tmp_path: Pa
                 await server.kill()
                 await asyncio.sleep(0.2)
                 await server.start()
-            for each in asking:
-                await each
+            for one in asking:
+                await one
             stop.set()
         assert sum(each.result() for each in writing) > 200
         assert traffic.statuses == {200: 180} and traffic.longest_s < SLOW_S
@@ -189,8 +189,8 @@ async def test_slots_move_while_breakers_and_requests_go_on(tmp_path: Path) -> N
                 await asyncio.sleep(0.2)
                 await servers.end_move(slot, source, to)
             await opens(both[1], nodes[1])
-            for each in asking:
-                await each
+            for one in asking:
+                await one
             stop.set()
         assert writing.result() > 20
         assert traffic.statuses == {200: 80} and traffic.longest_s < SLOW_S
