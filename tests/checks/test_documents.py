@@ -149,8 +149,11 @@ def test_every_field_of_a_record_is_explained() -> None:
 def test_the_rights_of_the_log_s_user_are_all_that_the_functions_call() -> None:
     text = (DOCS / "txlog.md").read_text(encoding="utf-8").partition("ACL SETUSER")[2].partition("```")[0]
     source = (ROOT / "sidecar" / "txlog" / "functions.lua").read_text(encoding="utf-8")
-    called = {name.lower() for name in re.findall(r"[^.]call\('(\w+)'", source)}
-    assert len(called) > 10 and called <= set(re.findall(r"\+(\w+)", text))
+    called = set(re.findall(r"[^.]call\('(\w+)'", source))
+    client = (ROOT / "sidecar" / "txlog" / "server.py").read_text(encoding="utf-8")
+    asked = set(re.findall(r'\(b"([A-Z]+)"', client)) - {"SCRIPT", "SENTINEL", "BLOCK"}
+    assert len(called) > 10 and len(asked) > 5
+    assert called | asked <= {name.upper() for name in re.findall(r"\+(\w+)", text)}
 
 
 def test_the_log_s_document_names_metrics_that_there_are() -> None:
