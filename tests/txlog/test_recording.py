@@ -1,6 +1,7 @@
 """A span of the log comes out as lines in order of time, each of which reads back as what it was."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,8 +29,10 @@ from sidecar.txlog.recording import (
     summary_of,
     write,
 )
+from sidecar.txlog.server import RedisStore
 from sidecar.txlog.store import Propose, Reply, Share, Verdict
 from sidecar.txlog.summary import EndpointSummary, Summary, encode
+from tests.servers import valkey
 from tests.txlog.test_summary import summaries, summary
 
 BEGIN_MS = 1_764_470_000_000
@@ -235,3 +238,26 @@ def test_counts_keep_their_endpoint() -> None:
 def test_a_key_that_is_none_moves_nothing() -> None:
     record = Record(Kind.TRANSITION, Code.OPEN, 1, 1, bytes(16), "nonsense", "chat", "pod-a")
     assert moved_of(record, 1) is None
+
+
+async def test_a_real_servers_log_is_recorded_alike(tmp_path: Path) -> None:
+    async with valkey(tmp_path) as server:
+        store = RedisStore(server.url, "dtl")
+        await store.open()
+        try:
+            for number in range(PAGE + 50):
+                for service in ("chat", "small"):
+                    blob = encode(Summary("pod-a", number, service, 1000))
+                    (reply,) = await store.call([Share(service=service, blob=blob, keep_ms=3_600_000)])
+            now_ms = reply.now_us // 1000
+            lines: list[Line] = []
+            recorder = Recorder(store.history, now_ms - 60_000, now_ms, "", Log().breathe)
+            while some := await recorder.next():
+                lines += [read(line) for line in some]
+        finally:
+            await store.close()
+    seen = [line for line in lines if isinstance(line, Seen)]
+    assert [line.at_ms for line in seen] == sorted(line.at_ms for line in seen)
+    for service in ("chat", "small"):
+        assert [line.seq for line in seen if line.service == service] == list(range(PAGE + 50))
+    assert lines[-1] == End(len(seen) + 1)
