@@ -106,6 +106,7 @@ class TransactionLog:
         self._readers: list[Subscription] = []
         self._silenced = 0
         self._may_say_at = 0.0
+        self._unfit = ""  # what a person was told to change since it was last up
         self.state = State.STARTING
         self.since = wall()
         self.last_error = ""
@@ -246,8 +247,10 @@ class TransactionLog:
 
     def _went_away(self, down: StoreDown) -> None:
         self._replica.went_away(self._clock())
-        changed = self.state is not State.AWAY or (isinstance(down, StoreUnfit) and str(down) != self.last_error)
+        changed = self.state is not State.AWAY
         self.last_error = str(down)
+        if isinstance(down, StoreUnfit) and self.last_error != self._unfit:
+            self._unfit, changed = self.last_error, True
         if self.state is not State.AWAY:
             self._turn(State.AWAY)
         if changed:
@@ -258,6 +261,8 @@ class TransactionLog:
     def _turn(self, state: State) -> None:
         self.state = state
         self.since = self._wall()
+        if state is State.UP:
+            self._unfit = ""
 
     # For operators.
 
