@@ -368,6 +368,8 @@ local function share(keys, args)
   local now = clock()
   local oldest = math.max(0, math.floor(now / 1000) - tonumber(args[2]))
   call('XADD', keys[1], 'MINID', '~', string.format('%.0f', oldest), '*', 'r', args[1])
+  -- As many as there would be if all were as long as this: who writes long ones makes it shorter.
+  call('XTRIM', keys[1], 'MAXLEN', '~', math.floor(EVIDENCE_BYTES / (#args[1] + EVIDENCE_OVERHEAD)))
   return reply('ok', now)
 end
 

@@ -46,6 +46,8 @@ _FROM_STORE: Final = (
     "PURGE",
     "GONE_SLACK_MS",
     "LOG_RECORDS",
+    "EVIDENCE_BYTES",
+    "EVIDENCE_OVERHEAD",
 )
 
 _PROPOSE: Final = struct.Struct(">BBBBBBHIQQIIIIIII")

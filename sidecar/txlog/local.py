@@ -50,7 +50,7 @@ from sidecar.txlog.store import (
 )
 
 EVIDENCE_RECORDS: Final = 20_000
-"""A shard's evidence, at most: five hours of one service, told each second. A server keeps it by time alone."""
+"""A shard's evidence, at most: five hours of one service, told each second."""
 STREAM_BYTES: Final = 16 << 20
 """Of one log or evidence: ten thousand records are 2 MB, unless they are routing tables."""
 MAX_REGISTERS: Final = 1 << 16

@@ -47,7 +47,8 @@ the only one.
    touched for `OPEN_TTL_MS` + 2 * max_ms; never one that an order holds, never a routing table. An expectation of a
    register that is forgotten fits (rule 1), and the new epoch is later.
 9. `Beat` says that a sidecar lives and answers with how many do (`ms`): those heard of in the last MEMBER_TTL_MS.
-10. `Share` appends to the shard's evidence, of which what is older than `keep_ms` may go.
+10. `Share` appends to the shard's evidence, of which what is older than `keep_ms` may go, and the oldest of what is
+    more than `EVIDENCE_BYTES`.
 
 An order holds a register that is `held` until `expires_us`, or, if that is 0, until the next order. Positions in a log
 are `ms-seq`, the server's clock and a number, and never go back; "0" is before all.
@@ -71,6 +72,10 @@ OPEN_TTL_MS: Final = 86_400_000
 MEMBER_TTL_MS: Final = 15_000
 PURGE: Final = 4
 GONE_SLACK_MS: Final = 60_000
+EVIDENCE_BYTES: Final = 32 << 20
+"""Of a shard's evidence, about: the log must not fill a server that others use. An hour of five sidecars with twenty
+busy endpoints each is a shard's 28 MB."""
+EVIDENCE_OVERHEAD: Final = 30  # bytes that an entry takes in the server beside its blob
 LOG_RECORDS: Final = 10_000
 """Records that a shard's log keeps, about: for readers that were away, and for `sidecar log show`."""
 

@@ -1107,3 +1107,18 @@ async def test_a_server_answers_byte_for_byte_as_the_local_store_does(
         twins = Twins(store, seed)
         await twins.run(600)
         await twins.compare()
+
+
+async def test_evidence_is_bounded_by_bytes_too(store: RedisStore) -> None:
+    """Long ones make it short: what the server keeps is about EVIDENCE_BYTES, whatever `keep_ms` says."""
+    blob = b"x" * (EVIDENCE_BYTES // 300)
+    shares: list[Call] = [Share(service=SERVICE, blob=blob, keep_ms=LONG_MS) for _ in range(50)]
+    for _ in range(20):
+        await store.call(shares)
+    shard = shard_of(route_key(SERVICE))
+    kept = 0
+    position = "0"
+    while page := await store.history(shard, evidence=True, after=position, count=50):
+        kept += sum(len(entry.data) for entry in page)
+        position = page[-1].id
+    assert EVIDENCE_BYTES // 2 < kept < 2 * EVIDENCE_BYTES
