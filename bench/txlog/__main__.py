@@ -86,7 +86,7 @@ async def _probes(tree: Tree, server: Any, work: Path, results: Results, quick: 
 
 
 async def _seen(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:
-    count, opens, rounds = (4, 20, 1) if quick else (20, 60, 3)
+    count, opens, rounds = (4, 20, 1) if quick else (20, 60, 2)
     for _ in range(rounds):
         await server.ask("FLUSHALL")
         results.seen.append(await seen.full(tree, server.url, work, replicas=count, opens=opens))
@@ -101,14 +101,14 @@ async def _stream(tree: Tree, server: Any, work: Path, results: Results, quick: 
 
 
 async def _bulk(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:
-    sessions, nodes, rounds = (10_000, 1_000, 1) if quick else (100_000, 10_000, 5)
+    sessions, nodes, rounds = (10_000, 1_000, 1) if quick else (100_000, 10_000, 4)
     results.bulk = await bulk.measure(tree, server, work, sessions=sessions, nodes=nodes, rounds=rounds)
 
 
 async def _path(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:
-    rounds, seconds = (1, 1.0) if quick else (8, 2.0)
+    rounds, seconds = (1, 1.0) if quick else (12, 1.0)
     results.path = await path.measure(tree, work / "path", rounds=rounds, seconds=seconds, say=_say)
-    results.idle = await path.idle(tree, work / "idle", rounds=rounds, seconds=seconds)
+    results.idle = await path.idle(tree, work / "idle", rounds=1 if quick else 4, seconds=2.0)
 
 
 _MEASURES = {"probes": _probes, "seen": _seen, "stream": _stream, "bulk": _bulk, "path": _path}

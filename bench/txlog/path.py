@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path as FilePath
 
 import msgspec
@@ -20,24 +21,27 @@ from bench.compare.kinds import KINDS
 from bench.compare.measure import Plan
 from bench.compare.measure import measure as compare
 from bench.compare.results import Results as Compared
-from bench.txlog.stage import Tree, program, write_policy
+from bench.txlog.stage import Running, Tree, program, write_policy
 from bench.txlog.stage import sidecar as sidecar_of
 from bench.txlog.tail import SERVICE
 from tests.servers import valkey
 
-RATE = 20.0
-"""Transitions a second: a fleet with a breaker or two in trouble at any time."""
+RATE = 5.0
+"""Transitions a second: in a hundred sidecars, one of a session or an endpoint every twenty seconds each."""
+IDLE_RATES = (0.0, RATE, 20.0)
 BASE, SHARED = "local", "server"
+KEYS = 1000
 SETTLE_S = 1.5
 LOADS = ("requests", "paced", "streams")
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """A sidecar that nobody asks for anything: CPU in ms per second, by window."""
+    """A sidecar that nobody asks for anything: CPU in ms per second, by window; `away`: how often it lost the log."""
 
     log: str
     transitions_per_s: float
     ms_per_s: list[float]
+    away: int
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -59,20 +63,24 @@ async def measure(tree: Tree, work: FilePath, *, rounds: int, seconds: float, sa
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {load_core})
     try:
-        async with valkey(work / "valkey") as server:
-            words = ("bench.txlog.writer", "--redis", server.url, "--rate", f"{RATE:g}", "--keys", "1000")
-            async with program(tree, *words):
-                arms = {
-                    name: Arm(name, where, sidecar(tree.python, redis=where), lambda: "")
-                    for name, where in ((BASE, "local"), (SHARED, server.url))
-                }
-                plan = Plan(arms, LOADS, rounds, seconds, proxy_core, load_core)
-                found = Compared({}, "", rounds, seconds, {}, {}, {}, "")
-                with tempfile.TemporaryDirectory(prefix="bench-log-path-") as folder:
-                    await asyncio.to_thread(compare, plan, found, FilePath(folder), say)
+        async with valkey(work / "valkey") as server, _writer(tree, server.url, RATE, 0) as writer:
+            arms = {
+                name: Arm(name, where, sidecar(tree.python, redis=where), lambda: "")
+                for name, where in ((BASE, "local"), (SHARED, server.url))
+            }
+            plan = Plan(arms, LOADS, rounds, seconds, proxy_core, load_core)
+            found = Compared({}, "", rounds, seconds, {}, {}, {}, "")
+            with tempfile.TemporaryDirectory(prefix="bench-log-path-") as folder:
+                await asyncio.to_thread(compare, plan, found, FilePath(folder), say)
+            await writer.ask("mark")  # it lives
     finally:
         os.sched_setaffinity(0, mine)
     return [_path(found, kind, name) for kind in LOADS for name in arms]
+
+
+def _writer(tree: Tree, url: str, rate: float, first: int) -> AbstractAsyncContextManager[Running]:
+    pace = ("--rate", f"{rate:g}", "--keys", str(KEYS), "--first", str(first))
+    return program(tree, "bench.txlog.writer", "--redis", url, *pace)
 
 
 def _path(found: Compared, kind: str, name: str) -> Path:
@@ -93,19 +101,24 @@ async def idle(tree: Tree, work: FilePath, *, rounds: int, seconds: float) -> li
     work.mkdir()
     service = {"name": SERVICE, "endpoints": [{"url": "http://127.0.0.1:9"}]}
     policy = write_policy(work / "idle.json", service)
-    found = []
+    found, first = [], 0
     async with valkey(work / "valkey") as server:
-        for log, rate in (("local", 0.0), (server.url, 0.0), (server.url, RATE)):
+        for log, rate in (("local", 0.0), *((server.url, rate) for rate in IDLE_RATES)):
             async with contextlib.AsyncExitStack() as stack:
                 each = await stack.enter_async_context(sidecar_of(tree, log, policy))
+                writer = None
                 if rate:
-                    words = ("bench.txlog.writer", "--redis", server.url, "--rate", f"{rate:g}", "--keys", "1000")
-                    await stack.enter_async_context(program(tree, *words))
+                    first += KEYS  # the registers of the one before are not where this one begins
+                    writer = await stack.enter_async_context(_writer(tree, server.url, rate, first))
                 await asyncio.sleep(SETTLE_S)
                 windows = []
                 for _ in range(rounds):
                     began = each.running.cpu_s
                     await asyncio.sleep(seconds)
                     windows.append(round(1000 * (each.running.cpu_s - began) / seconds, 3))
-                found.append(Idle(BASE if log == "local" else SHARED, rate, windows))
+                if writer is not None:
+                    await writer.ask("mark")  # it lives
+                found.append(
+                    Idle(BASE if log == "local" else SHARED, rate, windows, len(each.running.take("log_away")))
+                )
     return found

@@ -47,9 +47,7 @@ def budgets(results: Results) -> list[Budget]:
     busy = [each for each in results.stream if each.tails == most]
     bulk = results.bulk
     return [
-        _exactly(
-            f"requests that reached a half-open endpoint, {SUCCESSES} needed", SUCCESSES, [r.probes for r in rounds]
-        ),
+        _exactly("requests that reached a half-open endpoint", SUCCESSES, [r.probes for r in rounds]),
         _exactly("of them at once at most", PROBES, [r.at_once for r in rounds]),
         _exactly("opens that a sidecar never saw", 0, [each.missed for each in results.seen]),
         _at_most("an open in another sidecar, p99", 50.0, [each.p99_ms for each in full], "ms"),
@@ -190,8 +188,9 @@ def _of_path(path: Sequence[Path]) -> str:
 
 
 def _of_idle(idle: Sequence[Idle]) -> str:
-    head = ["no traffic, log", "transitions/s of others", "CPU ms per s"]
-    return table(head, [[each.log, f"{each.transitions_per_s:g}", shown(spread(each.ms_per_s), 2)] for each in idle])
+    head = ["no traffic, log", "transitions/s of others", "CPU ms per s", "log lost"]
+    rows = [[each.log, f"{each.transitions_per_s:g}", shown(spread(each.ms_per_s), 2), f"{each.away}"] for each in idle]
+    return table(head, rows)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
