@@ -18,6 +18,7 @@ from sidecar.txlog.local import LocalStore
 from sidecar.txlog.server import IDLE, RedisStore
 from sidecar.txlog.store import (
     CLOSED_TTL_MS,
+    EVIDENCE_BYTES,
     GONE_SLACK_MS,
     MEMBER_TTL_MS,
     OPEN_TTL_MS,
