@@ -110,7 +110,7 @@ _OPEN: Final = State.OPEN
 _HALF_OPEN: Final = State.HALF_OPEN
 _SUCCESS: Final = Result.SUCCESS
 _FAILURE: Final = Result.FAILURE
-_REOPENED: Final = frozenset({"probe_failed", "lease_expired", "inconclusive", "withdrawn", "restored", "log_away"})
+_REOPENED: Final = frozenset({"probe_failed", "lease_expired", "inconclusive", "withdrawn", "log_away"})
 _AGREED: Final = {
     State.CLOSED: Event.AGREED_CLOSED,
     State.OPEN: Event.AGREED_OPEN,
@@ -123,7 +123,7 @@ class Transition(msgspec.Struct, frozen=True):
 
     `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `fast`, `gray`,
     `location`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `capacity`, `panic`, and of what
-    other sidecars did `lease_expired`, `inconclusive`, `withdrawn`, `restored`, `log_away`); `evidence` says it in
+    other sidecars did `lease_expired`, `inconclusive`, `withdrawn`, `log_away`); `evidence` says it in
     words. `generation` is the new one. `agreed`: it came from the log, and must not go there again. The rest is of an
     open breaker, for those who shall wait and prove as long as this one: how long it waits, what its shortest and
     longest wait are, how often it doubled, how many probes outweigh its evidence, how long it takes to its full share.
