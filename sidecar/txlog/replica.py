@@ -812,7 +812,9 @@ class Replica:
         self._n[shard] = n
         if read is None:
             # The first after the shard was read whole: what came while it was read is numbered up to `_most`.
-            if n > self._most[shard] + 1:
+            # Of a shard that was empty any number is the first, unless an answer told of an earlier one.
+            last = self._most[shard] or self._told[shard]
+            if last and n > last + 1:
                 self._resync(shard)
         elif n != read + 1:
             self._resync(shard)

@@ -48,6 +48,13 @@ def test_what_one_opens_is_open_for_all() -> None:
     assert log_of(network) == [("TRANSITION", "OPEN", 1, 1)]
 
 
+def test_a_start_reads_nothing_twice() -> None:
+    network = Network(3)
+    network.sidecars[0].fails()
+    network.turn()
+    assert [sidecar.replica.counts.resyncs for sidecar in network.sidecars] == [0, 0, 0]
+
+
 def test_of_two_that_open_at_once_one_is_written_and_both_agree() -> None:
     network = Network(2)
     for sidecar in network.sidecars:
