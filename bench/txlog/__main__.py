@@ -106,7 +106,7 @@ async def _bulk(tree: Tree, server: Any, work: Path, results: Results, quick: bo
 
 
 async def _path(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:
-    rounds, seconds = (1, 1.0) if quick else (12, 1.0)
+    rounds, seconds = (1, 1.0) if quick else (8, 1.0)
     results.path = await path.measure(tree, work / "path", rounds=rounds, seconds=seconds, say=_say)
     results.idle = await path.idle(tree, work / "idle", rounds=1 if quick else 4, seconds=2.0)
 

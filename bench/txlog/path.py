@@ -1,8 +1,8 @@
 """What the log on a server adds to a request and to a chunk: a sidecar's CPU, against one with `--redis local`.
 
-`bench.compare`'s machinery: both run all the time on one core, load, upstream and the log's server on the other, and
-windows are paired: A B, B A. Meanwhile others' transitions come in over the log, `RATE` a second, which the one with
-the server reads and the other does not.
+`bench.compare`'s machinery: all run all the time on one core, load, upstream and the log's server on the other, and
+windows are paired within a round, whose order rotates. A third arm, local as well, says what the machine's noise makes
+of a ratio. Meanwhile others' transitions come in over the log, `RATE` a second, which the one with the server reads.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from tests.servers import valkey
 RATE = 5.0
 """Transitions a second: in a hundred sidecars, one of a session or an endpoint every twenty seconds each."""
 IDLE_RATES = (0.0, RATE, 20.0)
-BASE, SHARED = "local", "server"
+BASE, CONTROL, SHARED = "local", "local again", "server"
 KEYS = 1000
 SETTLE_S = 1.5
 LOADS = ("requests", "paced", "streams")
@@ -66,7 +66,7 @@ async def measure(tree: Tree, work: FilePath, *, rounds: int, seconds: float, sa
         async with valkey(work / "valkey") as server, _writer(tree, server.url, RATE, 0) as writer:
             arms = {
                 name: Arm(name, where, sidecar(tree.python, redis=where), lambda: "")
-                for name, where in ((BASE, "local"), (SHARED, server.url))
+                for name, where in ((BASE, "local"), (CONTROL, "local"), (SHARED, server.url))
             }
             plan = Plan(arms, LOADS, rounds, seconds, proxy_core, load_core)
             found = Compared({}, "", rounds, seconds, {}, {}, {}, "")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bench.txlog.bulk import Bulk
-from bench.txlog.path import Idle, Path
+from bench.txlog.path import SHARED, Idle, Path
 from bench.txlog.probes import PROBES, SUCCESSES, Round
 from bench.txlog.seen import Seen
 from bench.txlog.stage import Spread, spread
@@ -58,7 +58,7 @@ def budgets(results: Results) -> list[Budget]:
         *(
             _at_most(f"CPU per {each.unit}, {each.kind}, over --redis local", 1.05, each.ratios, "", 3)
             for each in results.path
-            if each.base
+            if each.arm == SHARED
         ),
     ]
 

@@ -34,7 +34,7 @@ from sidecar.txlog.store import Entry
 
 SERVICE: Final = "bench"
 _TS: Final = struct.Struct(">27xQ")
-MOST: Final = 1_000_000
+MOST: Final = 1_000_000  # lags kept between two marks
 
 
 def node_name(number: int) -> str:
