@@ -396,7 +396,7 @@ class Replica:
             except Unreadable as exc:
                 self.on_unreadable(entry, str(exc))
                 continue
-            self._follows(entry.shard, record.n)
+            self._follows(entry.shard, record)
             self.on_record(entry, record)
             self._take(record, entry.data, now)
 
@@ -807,14 +807,15 @@ class Replica:
             self.on_unreadable(Entry(-1, False, "register", data), str(exc))
             return None
 
-    def _follows(self, shard: int, n: int) -> None:
-        read = self._n[shard]
+    def _follows(self, shard: int, record: Record) -> None:
+        n, read = record.n, self._n[shard]
         self._n[shard] = n
         if read is None:
             # The first after the shard was read whole: what came while it was read is numbered up to `_most`.
-            # Of a shard that was empty any number is the first, unless an answer told of an earlier one.
-            last = self._most[shard] or self._told[shard]
-            if last and n > last + 1:
+            last = self._most[shard]
+            # The first of a shard that was empty is numbered by the time at which it was written.
+            begins = not last and n == record.ts_us and not 0 < self._told[shard] < n
+            if n > last + 1 and not begins:
                 self._resync(shard)
         elif n != read + 1:
             self._resync(shard)
