@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-micro breaker-ab breaker-ab-small breaker-live soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-micro breaker-ab breaker-ab-small breaker-live invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,9 @@ breaker-ab-small: setup  ## the same on three scenarios and one seed, as a gate:
 
 breaker-live: setup  ## the real sidecar before simulated engines, breakers on and then off, 7 minutes; see LIVE, such as LIVE="--seconds 60"
 	$(BIN)/python -m bench.breaker_live $(LIVE)
+
+invariants: setup  ## the shared log's invariants over random histories with faults, ten minutes; see MINUTES, SEED
+	$(BIN)/python -m tests.txlog.invariants --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 soak: setup  ## ten minutes of traffic, faults and aborts, then what is left; see SOAK, such as SOAK="--minutes 2 --seed 7"
 	$(BIN)/python -m soak $(SOAK)
