@@ -424,6 +424,10 @@ class ServiceState:
             breaker = None if session is None else self._breaker_of(session, now)
         return None if breaker is None or agreement is None else breaker.adopt(agreed, agreement, now)
 
+    def knows(self, scope: Scope, key: str) -> bool:
+        """Whether there is something here that a breaker of `key` could judge."""
+        return self.known(scope, key) is not None or (scope is Scope.SESSION and SessionId(key) in self.sessions)
+
     def known(self, scope: Scope, key: str) -> Breaker | None:
         """The breaker of `key`, if it was made."""
         if scope is Scope.NODE:

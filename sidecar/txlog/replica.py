@@ -672,9 +672,9 @@ class Replica:
         return foreign
 
     def _adopt(self, record: Record, now: float) -> None:
-        latest = self.fold.get(record.key)
-        if latest is not None and latest.order > record.order:
-            record = latest  # the server has lost it, and will be told
+        latest = self.fold.raw(record.key)
+        if latest and order_of(latest) > record.order:
+            record = decode(latest)  # the server has lost it, and will be told
         word, name, key = parse_key(record.key)
         scope = _SCOPES.get(word)
         self.leases.moved(record.key, record.epoch, record.version, record.state == Code.CLOSED)
@@ -684,8 +684,8 @@ class Replica:
             names = self._open_nodes.setdefault(name, set())
             (names.discard if record.state == Code.CLOSED else names.add)(key)
         service = self.fleet.services.get(ServiceName(name))
-        if service is None:
-            return
+        if service is None or not service.knows(scope, key):
+            return  # who meets it later recalls it
         self.counts.applied += 1
         agreed = self._agreed(record)
         transition = service.adopt(scope, key, agreed, now)
