@@ -238,7 +238,8 @@ class Replica:
             return None
         agreed = self._agreed(record)
         if self.up:
-            self._schedule(record.key, max(now, agreed.until))
+            at = agreed.until if record.state == Code.OPEN else now + ASK_AGAIN_S
+            self._schedule(record.key, max(now, at))
         return agreed
 
     def transition(self, transition: Transition, trace: str = "") -> None:
