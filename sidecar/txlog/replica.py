@@ -179,6 +179,7 @@ class Replica:
         self._n: list[int | None] = [None] * SHARDS
         self._most: list[int] = [0] * SHARDS
         self._told: list[int] = [0] * SHARDS
+        self._told_first: list[int] = [0] * SHARDS
         self._refused: set[str] = set()
         self._refused_at = -inf
         self._positions: dict[int, tuple[str, str]] = {}
@@ -362,6 +363,7 @@ class Replica:
         if record is not None:
             shard = shard_of(record.key)
             self._told[shard] = max(self._told[shard], record.n)
+            self._told_first[shard] = self._told_first[shard] or record.n
             self._take(record, reply.record, now)
         match call:
             case Propose():
@@ -405,7 +407,7 @@ class Replica:
         """A shard was read whole; its registers come by `registers`, and then `end_image`."""
         self._positions[image.shard] = (image.position, image.evidence_position)
         self._n[image.shard] = None
-        self._most[image.shard] = self._told[image.shard] = image.n
+        self._most[image.shard] = self._told[image.shard] = self._told_first[image.shard] = image.n
 
     def registers(self, some: list[bytes], now: float) -> list[tuple[str, bytes]]:
         """Some of a shard's registers; those that could be read, with their keys."""
@@ -815,7 +817,7 @@ class Replica:
             # The first after the shard was read whole: what came while it was read is numbered up to `_most`.
             last = self._most[shard]
             # The first of a shard that was empty is numbered by the time at which it was written.
-            begins = not last and n == record.ts_us and not 0 < self._told[shard] < n
+            begins = not last and n == record.ts_us and not 0 < self._told_first[shard] < n
             if n > last + 1 and not begins:
                 self._resync(shard)
         elif n != read + 1:

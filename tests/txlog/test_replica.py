@@ -397,6 +397,21 @@ def test_a_server_that_lost_everything_is_told_what_is_open() -> None:
     assert HALF_OPEN in network.states(), "and it goes on as before"
 
 
+def test_a_loss_that_was_written_over_before_anything_was_read_is_noticed() -> None:
+    network = Network(1, policy_of(5))
+    (one,) = network.sidecars
+    one.fails(1)
+    one.write()
+    fresh = Network(0).store
+    fresh._now_us = network.now_us
+    network.store = fresh
+    network.now += 1.0
+    one.fails(2)
+    one.write()
+    network.turn()
+    assert len(log_of(network, 1)) == len(log_of(network, 2)) == 1
+
+
 def test_without_the_log_the_probes_of_many_are_apart() -> None:
     network = opened(10)
     for sidecar in network.sidecars:
