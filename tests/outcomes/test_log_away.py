@@ -33,7 +33,7 @@ from tests.servers import Server, valkey
 REQUESTS = 40
 RATE = 40.0
 SLOW_S = 0.45
-"""Half of what a call to the server may take: no request that waited for one is quicker."""
+"""Less than a call to the server may take: a request that waited for one is slower."""
 
 
 @dataclass
