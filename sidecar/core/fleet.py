@@ -240,6 +240,13 @@ class ServiceState:
         if not same:
             moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())
             moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
+            # What was off closed everything here, and the others have it open still.
+            if before.breakers.node.mode == "off":
+                moved.extend(self._recall(node.breaker, now) for node in nodes.values() if node not in fresh)
+            if before.breakers.session.mode == "off":
+                moved.extend(self._recall(breaker, now) for breaker in self._session_breakers.values())
+            if before.breakers.request.mode == "off":
+                moved.extend(self._recall(breaker, now) for breaker in self.request_breakers.values())
         self._trim_sessions(now, len(self.sessions))
         return [transition for transition in moved if transition is not None]
 

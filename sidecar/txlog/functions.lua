@@ -321,7 +321,8 @@ local function release(keys, args)
   local r, data = fenced(keys, key, epoch, version, seq, now)
   if not r then return data end
   call('ZREM', keys[LEASES], seq)
-  if call('ZCARD', keys[LEASES]) > 0 then return reply('ok', now, data) end
+  local good = tonumber(call('HGET', keys[PROBES], 'ok') or 0)
+  if good > 0 or call('ZCARD', keys[LEASES]) > 0 then return reply('ok', now, data) end
   r.wait = 0
   return reply('reopened', now, reopen(keys, key, r, now, tx, body, false))
 end

@@ -11,6 +11,7 @@ request, whoever opened it and whoever refuses it. One of them gets it.
 3. A request whose end nobody heard of holds its probe no longer than any may take: then it is not prolonged.
 """
 
+from math import inf
 from typing import Final
 
 from sidecar.core.breaker import Breaker
@@ -43,11 +44,12 @@ class Lease:
 class Leases:
     """By register key; all of a key are of one version. `now` is monotonic seconds."""
 
-    __slots__ = ("_by_key", "_wanted")
+    __slots__ = ("_by_key", "_pruned_at", "_wanted")
 
     def __init__(self) -> None:
         self._by_key: dict[str, list[Lease]] = {}
         self._wanted: dict[str, float] = {}
+        self._pruned_at = -inf
 
     def want(self, key: str, now: float) -> None:
         """Somebody would use a probe of this key."""
@@ -125,6 +127,8 @@ class Leases:
                 if now - lease.renewed_at >= RENEW_S:
                     lease.renewed_at = now
                     renew.append((key, lease))
-        for key in [key for key, at in self._wanted.items() if now - at >= KEEP_S and key not in self._by_key]:
-            del self._wanted[key]
+        if now - self._pruned_at >= 1.0:  # there may be 100,000
+            self._pruned_at = now
+            for key in [key for key, at in self._wanted.items() if now - at >= KEEP_S and key not in self._by_key]:
+                del self._wanted[key]
         return renew, release

@@ -406,7 +406,7 @@ class LocalStore:
         if register is None:
             return _reply(Verdict.FENCED, now, shard.registers.get(call.key))
         del register.probes.leases[call.seq]
-        if register.probes.leases:
+        if register.probes.leases or register.probes.good:
             return _reply(Verdict.OK, now, register)
         return self._reopen(shard, register, call.tx, call.body, now, 0)
 

@@ -114,6 +114,7 @@ class TransactionLog:
         self.lag_records = 0
         self.unreadable = 0
         self.crashes = 0
+        self._crashed = ""
         self.ready = asyncio.Event()
         """Set once it is known how it stands: the shards were read, or the server did not answer."""
         replica.wake = self._wake.set
@@ -140,9 +141,16 @@ class TransactionLog:
                 except* Exception as group:  # noqa: BLE001 - where the log begins: a fault of ours must not end the relay
                     self.crashes += 1
                     down = StoreDown("crashed", f"a fault of this sidecar: {group.exceptions[0]!r}")
-                    self._say("error", "log_crashed", error=repr(group.exceptions[0]), exc_info=group)
-                await self._store.close()
-                self._went_away(down or StoreDown("closed", "the server ended the connection"))
+                    fault = repr(group.exceptions[0])
+                    if fault != self._crashed:  # a lasting one is said once
+                        self._crashed = fault
+                        self._say("error", "log_crashed", error=fault, exc_info=group)
+                try:
+                    await self._store.close()
+                    self._went_away(down or StoreDown("closed", "the server ended the connection"))
+                except Exception as exc:  # noqa: BLE001 - as above
+                    self.crashes += 1
+                    self._say("error", "log_crashed", error=repr(exc), exc_info=exc)
                 pause_s = min(LONGEST_PAUSE_S, PAUSE_S * (1 << min(tries, 8)))
                 tries += 1
                 await asyncio.sleep(pause_s * (0.5 + 0.5 * self._chance()))
@@ -155,9 +163,9 @@ class TransactionLog:
             return
         now = self._clock()
         self._replica.leave(now)
-        jobs = self._replica.jobs(now)
-        if jobs:
-            await self._store.call([job.call for job in jobs])
+        while jobs := self._replica.jobs(now):
+            for job, reply in zip(jobs, await self._store.call([job.call for job in jobs]), strict=True):
+                self._replica.replied(job, reply, now)
 
     async def _begin(self) -> None:
         store, replica = self._store, self._replica

@@ -73,6 +73,7 @@ REMIND_S: Final = SUSPECT_MS / 2000
 REFUSED_S: Final = 0.5  # how often what the floor refused is looked at again
 LOOK_S: Final = 1.0  # how often an open endpoint is looked at whose service nobody asks for anything
 MAX_SHARES: Final = 256
+MOST_DUE: Final = 200  # keys considered in one tick, about a millisecond; more have their turn with the next
 MAX_EVIDENCE: Final = 512  # characters; it takes some hundred
 MAX_WAIT_MS: Final = 0xFFFF_FFFF
 
@@ -379,6 +380,8 @@ class Replica:
                     job.lease.breaker.take_back(call.seq)
                 elif job.lease is not None:
                     job.lease.contended = reply.contended
+            case Release():
+                self._schedule(call.key, now + 2 * ASK_AGAIN_S)
             case Restore():
                 if record is not None and call.key not in self.ring:
                     self._adopt(record, now)
@@ -462,12 +465,11 @@ class Replica:
         if again:
             self._refused_at = now + REFUSED_S
         for key in list(self._refused) if again else ():
-            record = self.fold.get(key)
-            self._refused.discard(key)
-            if record is not None and key not in self.ring:
-                self._adopt(record, now)
+            self._try_again(key, now)
         due = self._due
-        while due and due[0][0] <= now:
+        for _ in range(MOST_DUE):
+            if not due or due[0][0] > now:
+                break
             at, key = heappop(due)
             if self._scheduled.get(key) == at:
                 del self._scheduled[key]
@@ -485,6 +487,16 @@ class Replica:
         if self._asks or self._reports or self._restores or self._shares or len(self.ring):
             self.wake()
 
+    def _try_again(self, key: str, now: float) -> None:
+        """Adopts what the floor refused, if it would not now."""
+        record = self.fold.get(key)
+        _, name, _ = parse_key(key)
+        service = self.fleet.services.get(ServiceName(name))
+        if record is None or service is None or record.state == Code.CLOSED:
+            self._refused.discard(key)
+        elif key not in self.ring and (record.held or service.roster.may_open(carries=False)):
+            self._adopt(record, now)
+
     def next_at(self) -> float:
         """When `tick` has something to do; infinity if nothing is known."""
         return self._due[0][0] if self._due else inf
@@ -500,7 +512,11 @@ class Replica:
         epoch, version = self.fold.version(key)
         if pending.order:
             held = pending.order in ("open", "hold")
-            expires = self.server.now_us(now) + int(pending.for_s * 1e6) if held and pending.for_s < inf else 0
+            # From when it was given: it may have waited here for the log to come back.
+            expires = self.server.now_us(t.at) + int(pending.for_s * 1e6) if held and pending.for_s < inf else 0
+            if 0 < expires <= self.server.now_us(now):
+                self.ring.drop(key)
+                return None
             return Propose(
                 key=key,
                 service=t.service,
@@ -606,8 +622,18 @@ class Replica:
                 self._adopt(record, now)
             case Verdict.CLOSED if record is not None:
                 self._adopt(record, now)
+            case Verdict.CLOSED:
+                self._forgotten(call.key, call.service, now)
             case _:
                 pass
+
+    def _forgotten(self, key: str, service: str, now: float) -> None:
+        """The server has no such register: nobody touched it for a day. What we know of it, it is told again."""
+        data, breaker = self.fold.raw(key), self._breaker(key)
+        if data and data[2] != Code.CLOSED:
+            self._restores.append(Job(Restore(key=key, service=service, record=data)))
+        elif breaker is not None:
+            self._lose(breaker, now)
 
     def _granted(self, key: str, seq: int, record: Record | None, now: float) -> None:
         if record is None:

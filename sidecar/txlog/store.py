@@ -37,8 +37,9 @@ the only one.
    open with the wait as it was (REOPENED). A closed record loses the wait; the rest stays, the doublings for the next
    trip.
 6. `Renew` prolongs a lease (OK, with `contended` if somebody was refused since this probe was lent) or is FENCED.
-   `Release` gives back a probe that was not used (OK): the last one out makes the register open again, with no wait
-   left (REOPENED); one that was lost is out until rule 4 or 5 finds it.
+   `Release` gives back a probe that was not used (OK): the last one out, if none was good yet, makes the register
+   open again, with no wait left (REOPENED); one that was lost is out until rule 4 or 5 finds it. What was good counts
+   on for whoever asks next, or two sidecars with little traffic would never see two good ones in a row.
 7. `Restore` merges a record that the server may have lost: a later one (epoch, version) is written as it is, but with
    the log's next `n` and `ts_us` at most now; of two with the same version and another tx the later by (state, tx) is
    written with version + 1; else KEPT. A half_open one is written as open with version + 1 and no wait left: its leases

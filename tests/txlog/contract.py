@@ -945,6 +945,15 @@ class StoreContract:
         assert (record.tx, record.why) == (call.tx, "unused")
         assert (await bench.do(asking())).verdict is Verdict.GRANTED
 
+    async def test_what_was_good_counts_on_when_the_last_probe_is_given_back(self, bench: Bench) -> None:
+        first = await bench.half_open()
+        proved = await bench.do(reporting(first, True, successes=2, again=True))
+        assert (proved.verdict, proved.seq) == (Verdict.PROVED, 2)
+        assert (await bench.do(releasing(proved))).verdict is Verdict.OK
+        third = await bench.do(asking(successes=2))
+        assert (third.verdict, third.seq) == (Verdict.GRANTED, 3)
+        assert (await bench.do(reporting(third, True, successes=2))).verdict is Verdict.CLOSED
+
     # --- 7: what a server lost ----------------------------------------------------------------------------------------
 
     @staticmethod

@@ -321,8 +321,9 @@ class Oracle:
             assert (reply.verdict, after) == (Verdict.FENCED, None), "4: a lease"
             return
         del seen.out[call.seq]
-        assert reply.verdict is (Verdict.OK if seen.out else Verdict.REOPENED), "5: the last probe was given back"
-        if not seen.out:
+        stays = bool(seen.out or seen.good)
+        assert reply.verdict is (Verdict.OK if stays else Verdict.REOPENED), "5: the last probe was given back"
+        if not stays:
             self._opened(seen, after, call.tx, 0)
 
     def _restore(self, call: Restore, reply: Reply, seen: Seen | None, after: Record | None) -> None:

@@ -12,6 +12,7 @@ from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Endpoint, Seconds
 from sidecar.txlog.codec import Code, Kind, decode, register_key, shard_of
 from sidecar.txlog.lease import IDLE_S, KEEP_S
+from sidecar.txlog.replica import MOST_DUE
 from tests.txlog.sidecars import RULE, Network, Sidecar, at_once, policy_of
 
 CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
@@ -550,3 +551,63 @@ def test_a_session_finds_out_by_itself_that_the_log_is_away() -> None:
     assert isinstance(permit, Permit) and permit.probe
     moved = one.service.record_session(found, permit, S, network.now, "complete")
     assert moved is not None and moved.new is CLOSED
+
+
+def test_a_register_that_the_server_forgot_is_told_again_and_not_open_for_ever() -> None:
+    network = opened(2)
+    one, two = network.sidecars
+    fresh = Network(0).store
+    fresh._now_us = network.now_us
+    network.store = fresh
+    for _ in range(40):
+        network.passes(2.0, asking=[one, two])
+        for sidecar in (one, two):
+            sidecar.ends(sidecar.breaker(), S)
+    network.turn()
+    assert network.states() == [CLOSED, CLOSED]
+
+
+def test_an_order_that_waited_for_the_log_ends_when_it_was_to_end() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    one.down = True
+    network.turn()
+    one.breaker().force("open", network.now, "ann", network.now + 60.0)
+    one.replica.order(one.breaker(), "open", "ann", 60.0, network.now)
+    network.now += 50.0
+    one.down = False
+    network.turn()
+    assert two.breaker().held_until == pytest.approx(network.now + 10.0, abs=0.01)
+    one.down = True
+    network.turn()
+    one.breaker(2).force("open", network.now, "ann", network.now + 60.0)
+    one.replica.order(one.breaker(2), "open", "ann", 60.0, network.now)
+    network.now += 3600.0
+    one.down = False
+    network.turn()
+    assert two.breaker(2).state is CLOSED and not len(one.replica.ring)
+
+
+def test_many_that_are_due_at_once_have_their_turn() -> None:
+    network = Network(1)
+    (one,) = network.sidecars
+    for number in range(MOST_DUE + 100):
+        fail_session(one, f"s-{number}")
+    network.turn(1000)
+    network.now += 6.0
+    one.replica.tick(network.now)
+    assert one.replica.next_at() <= network.now, "the rest is due still"
+    for _ in range(10):
+        one.replica.tick(network.now)
+    assert one.replica.next_at() > network.now
+
+
+def test_what_was_off_is_again_what_the_others_have() -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    one.fails()
+    network.turn()
+    two.use(policy_of(3, replace(RULE, mode="off")))
+    assert two.breaker().state is CLOSED
+    two.use(policy_of(3))
+    assert two.breaker().state is OPEN and two.breaker().shared
