@@ -516,6 +516,9 @@ class Replica:
             expires = self.server.now_us(t.at) + int(pending.for_s * 1e6) if held and pending.for_s < inf else 0
             if 0 < expires <= self.server.now_us(now):
                 self.ring.drop(key)
+                known = self.fold.get(key)
+                if known is not None:
+                    self._adopt(known, now)
                 return None
             return Propose(
                 key=key,
