@@ -18,7 +18,7 @@ sidecars = st.integers(0, len(NAMES) - 1)
 keys = st.sampled_from(KEYS)
 fates: st.SearchStrategy[Fate] = st.sampled_from(("done",) * 8 + ("lost", "unheard", "half", "late"))
 readings: st.SearchStrategy[Reading] = st.sampled_from(("whole",) * 5 + ("part", "twice", "reversed", "hole"))
-strange: st.SearchStrategy[Strange] = st.sampled_from(("fits", "stale", "again", "ahead", "result", "lease", "tie"))
+strange: st.SearchStrategy[Strange] = st.sampled_from(("fits", "stale", "again", "ahead", "result", "lease"))
 results = st.sampled_from([Result.SUCCESS] * 3 + [Result.FAILURE, Result.IGNORED])
 actions: st.SearchStrategy[Action] = st.sampled_from(("open", "close", "reset", "hold"))
 spans_ms = st.sampled_from([1, 20, 300, 1100, 2500, 6000, 31_000, 61_000, 130_000])
@@ -83,8 +83,8 @@ class Fleet(RuleBasedStateMachine):
     def passes(self, ms: int) -> None:
         self.world.passes(ms)
 
-    @rule(i=sidecars, key=keys, result=results, ms=spans_ms)
-    def probe(self, i: int, key: str, result: Result, ms: int) -> None:
+    @rule(i=sidecars, key=keys, result=results, ms=spans_ms, number=st.integers(0, 5))
+    def probe(self, i: int, key: str, result: Result, ms: int, number: int) -> None:
         """What takes many draws to happen in a row: a wait is over, somebody asks, is lent a probe and uses it."""
         world = self.world
         for _ in range(2):
@@ -92,6 +92,8 @@ class Fleet(RuleBasedStateMachine):
             world.passes(600)
             world.write(i)
             world.read(i)
+        if number:
+            world.stranger("result", key, number)
         world.passes(ms)
         world.end(i, -1, result)
         world.write(i)
@@ -109,9 +111,12 @@ class Fleet(RuleBasedStateMachine):
 
     # --- what is rarer ------------------------------------------------------------------------------------------------
 
-    @rule(i=sidecars, key=keys, action=actions, for_s=st.sampled_from([inf, 3.0]))
-    def order(self, i: int, key: str, action: Action, for_s: float) -> None:
+    @rule(i=sidecars, key=keys, action=actions, for_s=st.sampled_from([inf, 3.0]), defied=st.booleans())
+    def order(self, i: int, key: str, action: Action, for_s: float, defied: bool) -> None:
         self.world.order(i, key, action, for_s)
+        if defied:
+            self.world.write(i)
+            self.world.stranger("fits", key, 0)
 
     @rule(i=sidecars, what=st.sampled_from(["share", "sleep", "die", "cut", "join", "join"]), ms=spans_ms)
     def happens(self, i: int, what: str, ms: int) -> None:
@@ -144,6 +149,12 @@ class Fleet(RuleBasedStateMachine):
     @rule(what=strange, key=keys, number=st.integers(0, 5))
     def stranger(self, what: Strange, key: str, number: int) -> None:
         self.world.stranger(what, key, number)
+
+    @rule(key=keys, number=st.integers(0, 5))
+    def merge(self, key: str, number: int) -> None:
+        """Two records of one version."""
+        self.world.stranger("fits", key, 0)
+        self.world.stranger("tie", key, number)
 
     @rule(key=keys)
     def snapshot(self, key: str) -> None:
