@@ -24,7 +24,7 @@ from sidecar.txlog.store import (
 from tests.txlog.machine import Fleet
 
 STEPS = 50
-EXAMPLES = 240
+EXAMPLES = 290
 
 TestInvariants = Fleet.TestCase
 TestInvariants.settings = settings(
