@@ -79,7 +79,14 @@ def parse_target(url: str) -> Target:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in _SCHEMES:
         raise ValueError(f"a server's URL begins with one of {', '.join(name + '://' for name in _SCHEMES)}")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        if "@" not in url:
+            raise
+        # Its own words may quote what stands before the host: the password.
+        why = "it is no URL: in a password what is not ASCII, and : / ? # @ [ ], is written as %XX"
+        raise ValueError(why) from None
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in options:

@@ -106,3 +106,10 @@ def test_what_is_shown_has_no_password(url: str, shown: str) -> None:
 
 def test_no_password_gives_nothing_away() -> None:
     assert not parse_target("redis://cache").gives_away("anything")
+
+
+@pytest.mark.parametrize("url", ["redis://u:geheim\u2100x@h", "redis://u:geheim@[h", "redis://u:geheim@[::1"])
+def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ValueError, match=r".") as refused:
+        parse_target(url)
+    assert "geheim" not in str(refused.value)
