@@ -295,6 +295,7 @@ class _Reader:
 
     def _observer(self, listen: Listen) -> str:
         name = (self._environ.get("POD_NAME") or self._here.host)[:_NAME_CHARACTERS]
+        name = name.encode("utf-8", "backslashreplace").decode()  # a record is UTF-8, an environment need not be
         return f"{name}:{listen.port}" if listen.port else f"{name}:pid-{self._here.pid}"
 
     def _seconds(self, flag: str, default: float) -> float:

@@ -596,6 +596,10 @@ class Breaker:
         """Whether a probe that was lent is still in hand: no request has used it."""
         return seq in self._lent
 
+    def out(self, seq: int) -> bool:
+        """Whether a request has this probe."""
+        return seq in self._probes
+
     def take_back(self, seq: int) -> bool:
         """Takes back a probe that no request has used; False if one did."""
         if seq not in self._lent:
@@ -759,6 +763,7 @@ class Breaker:
         if self._lent:
             seq = self._lent.pop()
             self._probes[seq] = now + self._lease_s
+            self._probe_id = max(self._probe_id, seq)  # none of our own, later, has its number
             return Permit(self.generation, True, seq)
         if self.state is _HALF_OPEN or now >= self._until:
             lender.wants(self)

@@ -207,14 +207,14 @@ class ServiceState:
         self._detect(breakers.node, now)
         detection = self.detection
         nodes: dict[EndpointKey, Node] = {}
-        fresh: list[Node] = []
+        fresh: dict[EndpointKey, Node] = {}
         for endpoint in policy.endpoints:
             key = endpoint_key(endpoint.url)
             node = self.nodes.pop(key, None)
             if node is None:
                 breaker = Breaker(Scope.NODE, key, policy.name, breakers.node, now, lease_s=lease_s, roster=self.roster)
                 node = Node(key, self.name, endpoint, breaker, self._pools)
-                fresh.append(node)
+                fresh[key] = node
             else:
                 node.use(endpoint)
                 if not same:
@@ -236,13 +236,13 @@ class ServiceState:
         if detection is not None:
             detection.floor = self.roster.minimum
         moved.extend(self._restore_floor(now))
-        moved.extend(self._recall(node.breaker, now) for node in fresh)
+        moved.extend(self._recall(node.breaker, now) for node in fresh.values())
         if not same:
             moved.extend(b.use_rule(breakers.session, now, lease_s=lease_s) for b in self._session_breakers.values())
             moved.extend(b.use_rule(breakers.request, now, lease_s=lease_s) for b in self.request_breakers.values())
             # What was off closed everything here, and the others have it open still.
             if before.breakers.node.mode == "off":
-                moved.extend(self._recall(node.breaker, now) for node in nodes.values() if node not in fresh)
+                moved.extend(self._recall(node.breaker, now) for key, node in nodes.items() if key not in fresh)
             if before.breakers.session.mode == "off":
                 moved.extend(self._recall(breaker, now) for breaker in self._session_breakers.values())
             if before.breakers.request.mode == "off":

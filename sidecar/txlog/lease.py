@@ -111,8 +111,13 @@ class Leases:
         for key, leases in list(self._by_key.items()):
             wanted = self.wanted(key, now)
             for lease in list(leases):
-                if lease.used_at is None and not lease.breaker.holds(lease.seq):
-                    lease.used_at = now
+                if not lease.breaker.holds(lease.seq):
+                    if not lease.breaker.out(lease.seq):  # it moved here alone: nothing will come of this probe
+                        self.remove(key, lease.seq)
+                        release.append((key, lease))
+                        continue
+                    if lease.used_at is None:
+                        lease.used_at = now
                 if lease.used_at is None:
                     idle_s = now - lease.lent_at
                     idle = (idle_s >= KEEP_S and not wanted) or (idle_s >= IDLE_S and lease.contended)

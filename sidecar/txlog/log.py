@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
+from math import inf
 from typing import Any, Final, Protocol
 
 from sidecar.txlog.codec import SHARDS, Record, Unreadable, decode, parse_key, shard_of
@@ -34,6 +35,8 @@ PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
 """Between two tries to connect: a tenth of a second each from a hundred sidecars is nothing to a server, and all shall
 agree within a second after it is back."""
+STEADY_S: Final = 10.0  # so long up, and the next end is a new matter
+FALLING_PAUSE_S: Final = 5.0
 QUEUE: Final = 1000  # records that a slow reader of `subscribe` may be behind
 SAID_S: Final = 1.0  # unreadable records are named at most this often; all are counted
 PAGE: Final = 200
@@ -132,9 +135,10 @@ class TransactionLog:
         try:
             while True:
                 down: StoreDown | None = None
+                up_at = inf
                 try:
                     await self._begin()
-                    tries = 0
+                    up_at = self._clock()
                     await self._follow()
                 except* StoreDown as group:
                     down = _first(group)
@@ -151,8 +155,11 @@ class TransactionLog:
                 except Exception as exc:  # noqa: BLE001 - as above
                     self.crashes += 1
                     self._say("error", "log_crashed", error=repr(exc), exc_info=exc)
-                pause_s = min(LONGEST_PAUSE_S, PAUSE_S * (1 << min(tries, 8)))
-                tries += 1
+                lasted_s = self._clock() - up_at
+                tries = 0 if lasted_s >= STEADY_S else tries + 1
+                # What fails as soon as it is up would read every shard whole at each try.
+                longest_s = FALLING_PAUSE_S if 0.0 <= lasted_s < STEADY_S else LONGEST_PAUSE_S
+                pause_s = min(longest_s, PAUSE_S * (1 << min(tries, 8)))
                 await asyncio.sleep(pause_s * (0.5 + 0.5 * self._chance()))
         finally:
             await self._store.close()
@@ -203,6 +210,7 @@ class TransactionLog:
                 replica.server.told(replies[-1].now_us, sent, received)
                 for job, reply in zip(jobs, replies, strict=True):
                     replica.replied(job, reply, received)
+                await asyncio.sleep(0)  # a store in this process answers without waiting
                 continue
             try:
                 async with asyncio.timeout(min(IDLE_S, max(0.0, replica.next_at() - now))):

@@ -15,7 +15,8 @@ Whoever does the I/O (`log`) sends `jobs`, hands the answers to `replied` and wh
    suspects itself, and tells nobody; what still stands is told again every `REMIND_S`.
 3. What the detector, floor, capacity or panic closes is closed here alone: the fleet's view may be another.
 4. With the log away every shared breaker is our own again, and waits a random part of what the fleet's probes would be
-   apart: R sidecars that know nothing of each other make one probe per wait, about. What happens meanwhile waits in the
+   apart, an endpoint's `open_max` at most: R sidecars that know nothing of each other make one probe per wait, about.
+   A session or a kind of request is probed by whom it asks. What happens meanwhile waits in the
    ring, per key the latest. On return the shards are read first; what is later there wins, what is later here is
    restored, and then the ring is told.
 5. The floor counts every open endpoint of a service in the log. Those that are none of ours (they left, or belong to
@@ -53,6 +54,7 @@ from sidecar.txlog.lease import ASK_AGAIN_S, KEEP_S, LEASE_MS, Lease, Leases
 from sidecar.txlog.ring import Pending, Ring
 from sidecar.txlog.store import (
     GONE_SLACK_MS,
+    LOG_RECORDS,
     SUSPECT_MS,
     Ask,
     Call,
@@ -68,7 +70,7 @@ from sidecar.txlog.store import (
     Verdict,
 )
 
-BATCH: Final = 128  # calls of one round trip
+BATCH: Final = 64  # calls of one round trip; a store in this process does them in some 4 ms
 REMIND_S: Final = SUSPECT_MS / 2000
 REFUSED_S: Final = 0.5  # how often what the floor refused is looked at again
 LOOK_S: Final = 1.0  # how often an open endpoint is looked at whose service nobody asks for anything
@@ -341,7 +343,9 @@ class Replica:
         for key, breaker in list(self._asks.items())[:BATCH]:
             del self._asks[key]
             jobs.append(Job(self._ask(key, breaker)))
-        for pending in self.ring.first(BATCH):
+        jobs += self._restores[:BATCH]
+        self._restores = self._restores[BATCH:]
+        for pending in self.ring.first(0 if self._restores else BATCH):
             try:
                 proposal = self._propose(pending, now)
             except BaseException:
@@ -349,8 +353,6 @@ class Replica:
                 raise
             if proposal is not None:
                 jobs.append(Job(proposal, pending))
-        jobs += self._restores[:BATCH]
-        self._restores = self._restores[BATCH:]
         jobs += [Job(share) for share in self._shares[:BATCH]]
         self._shares = self._shares[BATCH:]
         return jobs
@@ -366,6 +368,12 @@ class Replica:
             self._told[shard] = max(self._told[shard], record.n)
             self._told_first[shard] = self._told_first[shard] or record.n
             self._take(record, reply.record, now)
+            # The server has less than we know: a loss, or somebody restored what the rest of us had outlived.
+            latest = self.fold.raw(record.key)
+            if latest and order_of(latest) > record.order and not isinstance(call, Restore):
+                self._restores.append(Job(Restore(key=record.key, service=record.service, record=latest)))
+                if isinstance(call, Propose) and reply.verdict is Verdict.STALE and job.pending is not None:
+                    return  # told again, once the server has what it lost
         match call:
             case Propose():
                 self._proposed(call, job.pending, reply, record, now)
@@ -456,7 +464,7 @@ class Replica:
             # What an answer told of may not have been read yet.
             if n < max(known, self._told[shard]) and shard not in self._stale:
                 self._resync(shard)
-            lag += max(0, n - known)
+            lag += min(LOG_RECORDS, max(0, n - known)) if known else int(n > 0)
         return lag
 
     def tick(self, now: float) -> None:
@@ -494,6 +502,8 @@ class Replica:
         service = self.fleet.services.get(ServiceName(name))
         if record is None or service is None or record.state == Code.CLOSED:
             self._refused.discard(key)
+        elif service.policy.breakers.node.mode == "off" and not record.held:
+            self._refused.discard(key)  # a reload recalls it
         elif key not in self.ring and (record.held or service.roster.may_open(carries=False)):
             self._adopt(record, now)
 
@@ -810,13 +820,17 @@ class Replica:
 
     def _lose(self, breaker: Breaker, now: float) -> None:
         if breaker.shared:
-            transition = breaker.lost(self._chance() * (self.members - 1) * breaker.wait_s, now)
+            wait_s = 0.0  # of a session or kind of request nobody else is trying for us
+            if breaker.scope is Scope.NODE:
+                wait_s = min(breaker.open_max_s, self._chance() * (self.members - 1) * breaker.wait_s)
+            transition = breaker.lost(wait_s, now)
             if transition is not None:
                 self._tell(transition)
 
     def _schedule(self, key: str, at: float, *, anew: bool = False) -> None:
         """To be considered then, or earlier if it is to be already; `anew`: then, whatever was."""
-        if anew or at < self._scheduled.get(key, inf):
+        scheduled = self._scheduled.get(key, inf)
+        if at != scheduled if anew else at < scheduled:
             self._scheduled[key] = at
             heappush(self._due, (at, key))
 

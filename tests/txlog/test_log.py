@@ -15,7 +15,7 @@ from sidecar.txlog.codec import Code, Kind, Record, encode, shard_of
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import QUEUE, Subscription, TransactionLog
 from sidecar.txlog.log import State as LogState
-from sidecar.txlog.replica import Replica
+from sidecar.txlog.replica import BATCH, Replica
 from sidecar.txlog.store import Call, Entry, Image, Reply, StoreDown, StoreUnfit
 from tests.txlog.sidecars import policy_of
 
@@ -310,3 +310,26 @@ async def test_a_breaker_follows_what_another_wrote() -> None:
         (node,) = [node for key, node in service.nodes.items() if key == "h1:80"]
         await bench.until(lambda: node.breaker.state is State.OPEN)
         assert node.breaker.observer == "pod-2" and [each.agreed for each in bench.told] == [True]
+
+
+async def test_what_fails_as_soon_as_it_is_up_is_tried_ever_more_slowly() -> None:
+    """Each try reads every shard whole: a server that is too slow for it must not be asked 25 times a second."""
+    async with running() as bench:
+        bench.store.fails(StoreDown("server", "no right to read"), "read")
+        await asyncio.sleep(1.5)
+        assert 3 <= bench.store.opened <= 10
+
+
+async def test_a_store_that_answers_at_once_lets_the_loop_go_on() -> None:
+    async with running() as bench:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for number in range(2000):
+            key = f"s-{number}"
+            moved = Transition(Scope.SESSION, key, "chat", State.CLOSED, State.OPEN, now, "consecutive", "", 1)
+            bench.replica.transition(moved)
+        turns = 0
+        while len(bench.replica.ring):
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 2000 / BATCH
