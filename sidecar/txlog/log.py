@@ -36,6 +36,7 @@ LONGEST_PAUSE_S: Final = 0.5
 """Between two tries to connect: a tenth of a second each from a hundred sidecars is nothing to a server, and all shall
 agree within a second after it is back."""
 STEADY_S: Final = 10.0  # so long up, and the next end is a new matter
+FALLS: Final = 3  # in a row, each sooner than that: a server that is restarted twice is not meant
 FALLING_PAUSE_S: Final = 5.0
 QUEUE: Final = 1000  # records that a slow reader of `subscribe` may be behind
 SAID_S: Final = 1.0  # unreadable records are named at most this often; all are counted
@@ -131,7 +132,7 @@ class TransactionLog:
 
     async def run(self) -> None:
         """Follow the log until cancelled."""
-        tries = 0
+        tries = falls = 0
         try:
             while True:
                 down: StoreDown | None = None
@@ -156,10 +157,14 @@ class TransactionLog:
                     self.crashes += 1
                     self._say("error", "log_crashed", error=repr(exc), exc_info=exc)
                 lasted_s = self._clock() - up_at
-                tries = 0 if lasted_s >= STEADY_S else tries + 1
-                # What fails as soon as it is up would read every shard whole at each try.
-                longest_s = FALLING_PAUSE_S if 0.0 <= lasted_s < STEADY_S else LONGEST_PAUSE_S
-                pause_s = min(longest_s, PAUSE_S * (1 << min(tries, 8)))
+                was_up = lasted_s >= 0.0
+                tries = 0 if was_up else tries + 1
+                if was_up:
+                    falls = 0 if lasted_s >= STEADY_S else falls + 1
+                pause_s = min(LONGEST_PAUSE_S, PAUSE_S * (1 << min(tries, 8)))
+                if was_up and falls > FALLS:
+                    # What fails as soon as it is up reads every shard whole at each try.
+                    pause_s = min(FALLING_PAUSE_S, LONGEST_PAUSE_S * (1 << min(falls - FALLS - 1, 8)))
                 await asyncio.sleep(pause_s * (0.5 + 0.5 * self._chance()))
         finally:
             await self._store.close()
