@@ -21,7 +21,7 @@ from sidecar.kernel.ids import ServiceName
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.tally import Tally
 from sidecar.txlog import summary
-from sidecar.txlog.codec import Code, Kind, Record, Unreadable, parse_key
+from sidecar.txlog.codec import SHARDS, Record, Unreadable, parse_key
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import State, Subscription, TransactionLog
 from sidecar.txlog.recording import Recorder
@@ -33,9 +33,6 @@ START_S: Final = 2.0
 
 LEAVE_S: Final = 0.25
 """How long an end waits to give back what was lent to us: others would wait for its lease, and call it a failure."""
-
-_STATES: Final = {int(code): code.name.lower() for code in Code}
-_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 
 
 class Logbook:
@@ -155,7 +152,7 @@ class Logbook:
             len(replica.ring),
             replica.ring.dropped,
             replica.members,
-            max((replica.position(shard)[0] for shard in range(16)), key=_numbers),
+            max((replica.position(shard)[0] for shard in range(SHARDS)), key=_numbers),
         )
 
     async def history(self, key: str | None, since_us: int | None, limit: int) -> list[LogRecord]:
@@ -222,8 +219,8 @@ def _told(entry: Entry, record: Record) -> LogRecord:
         scope=scope,
         service=service,
         name=name,
-        kind=_KINDS[record.kind],
-        state=_STATES[record.state],
+        kind=record.kind_word,
+        state=record.state_word,
         epoch=record.epoch,
         version=record.version,
         why=record.why,

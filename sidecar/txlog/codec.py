@@ -111,6 +111,16 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     trace: str = ""
 
     @property
+    def kind_word(self) -> str:
+        """Its `Kind` as people read it."""
+        return Kind(self.kind).name.lower()
+
+    @property
+    def state_word(self) -> str:
+        """Its `Code` as people read it."""
+        return Code(self.state).name.lower()
+
+    @property
     def order(self) -> tuple[int, int, int, bytes]:
         """What says which of two records of one key is the later."""
         return self.epoch, self.version, self.state, self.tx

@@ -27,7 +27,7 @@ from sidecar.core.detection import Counts
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.txlog import codec, summary
-from sidecar.txlog.codec import SHARDS, Code, Kind, Unreadable
+from sidecar.txlog.codec import SHARDS, Kind, Unreadable
 from sidecar.txlog.store import Entry
 from sidecar.txlog.summary import EndpointSummary, Summary
 
@@ -186,8 +186,8 @@ def moved_of(record: codec.Record, at_ms: int, *, before: bool = False) -> Moved
         scope,
         service,
         name,
-        Kind(record.kind).name.lower(),
-        Code(record.state).name.lower(),
+        record.kind_word,
+        record.state_word,
         record.epoch,
         record.version,
         record.why,

@@ -221,12 +221,7 @@ class Replay:
         self._foreign: dict[str, int] = {}
         self._ready_at: dict[str, float] = {}
         self._excused: dict[str, list[float]] = {}
-        self._summaries = self._attempts = self._skipped = self._repeated = self._missing = self._left_out = 0
-
-    @property
-    def at_s(self) -> float:
-        """The time of the last line, Unix seconds."""
-        return self._at
+        self._summaries = self._attempts = self._skipped = self._missing = self._left_out = 0
 
     def take(self, line: Line) -> None:
         """The next line. `Disorder` if it is from before the last."""
@@ -314,7 +309,6 @@ class Replay:
         teller = told.observer, told.service
         last, heard_at = self._heard.get(teller, (-1, at))
         if told.seq <= last and at - heard_at < FORGOTTEN_MS / 1000:
-            self._repeated += 1
             return
         between = told.seq - last - 1
         # More than can have been told meanwhile: it began anew.

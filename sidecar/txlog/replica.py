@@ -16,9 +16,9 @@ Whoever does the I/O (`log`) sends `jobs`, hands the answers to `replied` and wh
 3. What the detector, floor, capacity or panic closes is closed here alone: the fleet's view may be another.
 4. With the log away every shared breaker is our own again, and waits a random part of what the fleet's probes would be
    apart, an endpoint's `open_max` at most: R sidecars that know nothing of each other make one probe per wait, about.
-   A session or a kind of request is probed by whom it asks. What happens meanwhile waits in the
-   ring, per key the latest. On return the shards are read first; what is later there wins, what is later here is
-   restored, and then the ring is told.
+   A session or a kind of request is probed by whom it asks. What happens meanwhile waits in the ring, per key the
+   latest. On return the shards are read first; what is later there wins, what is later here is restored, and then the
+   ring is told.
 5. The floor counts every open endpoint of a service in the log. Those that are none of ours (they left, or belong to
    another sidecar's policy) must not use up what of ours may open: they are added to the size that we tell.
 6. A shard's records are numbered. A jump means that some were trimmed before we read them, a step back that the server
@@ -37,6 +37,7 @@ from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Result
 from sidecar.txlog.codec import (
+    MAX_U32,
     SHARDS,
     TX_BYTES,
     Code,
@@ -77,7 +78,6 @@ LOOK_S: Final = 1.0  # how often an open endpoint is looked at whose service nob
 MAX_SHARES: Final = 256
 MOST_DUE: Final = 200  # keys considered in one tick, about a millisecond; more have their turn with the next
 MAX_EVIDENCE: Final = 512  # characters; it takes some hundred
-MAX_WAIT_MS: Final = 0xFFFF_FFFF
 
 _CODES: Final = {State.CLOSED: Code.CLOSED, State.OPEN: Code.OPEN, State.HALF_OPEN: Code.HALF_OPEN}
 _STATES: Final = {int(code): state for state, code in _CODES.items()}
@@ -284,7 +284,7 @@ class Replica:
 
     def share(self, share: Share) -> None:
         """What was seen in the last second, for all; not if it may be us who sees wrong."""
-        service = self.fleet.services.get(ServiceName(share.service))
+        service = self._service(share.service)
         if service is None or _suspects_itself(service):
             return
         self._shares.append(share)
@@ -363,20 +363,23 @@ class Replica:
         if isinstance(call, Share):
             return
         record = self._read(reply.record)
+        news = False
         if record is not None:
             shard = shard_of(record.key)
             self._told[shard] = max(self._told[shard], record.n)
             self._told_first[shard] = self._told_first[shard] or record.n
-            self._take(record, reply.record, now)
+            news = self._take(record, reply.record, now)
             # The server has less than we know: a loss, or somebody restored what the rest of us had outlived.
             latest = self.fold.raw(record.key)
             if latest and order_of(latest) > record.order and not isinstance(call, Restore):
                 self._restores.append(Job(Restore(key=record.key, service=record.service, record=latest)))
                 if isinstance(call, Propose) and reply.verdict is Verdict.STALE and job.pending is not None:
                     return  # told again, once the server has what it lost
+        # What is news was adopted with it; of the rest a breaker of ours may have moved away since the log told it.
+        known = None if news else record
         match call:
             case Propose():
-                self._proposed(call, job.pending, reply, record, now)
+                self._proposed(call, job.pending, reply, known, now)
             case Ask():
                 self._asked(call, reply, record, now)
             case Report():
@@ -391,8 +394,8 @@ class Replica:
             case Release():
                 self._schedule(call.key, now + 2 * ASK_AGAIN_S)
             case Restore():
-                if record is not None and call.key not in self.ring:
-                    self._adopt(record, now)
+                if known is not None and call.key not in self.ring:
+                    self._adopt(known, now)
             case _:
                 pass
 
@@ -499,7 +502,7 @@ class Replica:
         """Adopts what the floor refused, if it would not now."""
         record = self.fold.get(key)
         _, name, _ = parse_key(key)
-        service = self.fleet.services.get(ServiceName(name))
+        service = self._service(name)
         if record is None or service is None or record.state == Code.CLOSED:
             self._refused.discard(key)
         elif service.policy.breakers.node.mode == "off" and not record.held:
@@ -515,7 +518,7 @@ class Replica:
 
     def _propose(self, pending: Pending, now: float) -> Propose | None:
         t, key = pending.transition, pending.key
-        service = self.fleet.services.get(ServiceName(t.service))
+        service = self._service(t.service)
         if service is None:
             self.ring.drop(key)
             return None
@@ -684,7 +687,7 @@ class Replica:
         if record.kind == Kind.SUSPECT:
             if record.by != self.observer:
                 scope, service, name = parse_key(record.key)
-                state = self.fleet.services.get(ServiceName(service))
+                state = self._service(service)
                 if state is not None and scope == Scope.NODE:
                     state.suspect(name, now)
             return False
@@ -725,7 +728,7 @@ class Replica:
         if scope is Scope.NODE:
             names = self._open_nodes.setdefault(name, set())
             (names.discard if record.state == Code.CLOSED else names.add)(key)
-        service = self.fleet.services.get(ServiceName(name))
+        service = self._service(name)
         if service is None or not service.knows(scope, key):
             return  # who meets it later recalls it
         self.counts.applied += 1
@@ -796,7 +799,7 @@ class Replica:
 
     def _demanded(self, key: str, breaker: Breaker, now: float) -> bool:
         if breaker.scope is Scope.NODE:
-            service = self.fleet.services.get(ServiceName(breaker.service))
+            service = self._service(breaker.service)
             return service is not None and now - service.asked_at < KEEP_S
         return self.leases.wanted(key, now)
 
@@ -834,9 +837,12 @@ class Replica:
             self._scheduled[key] = at
             heappush(self._due, (at, key))
 
+    def _service(self, name: str) -> ServiceState | None:
+        return self.fleet.services.get(ServiceName(name))
+
     def _breaker(self, key: str) -> Breaker | None:
         scope, service, name = parse_key(key)
-        state = self.fleet.services.get(ServiceName(service))
+        state = self._service(service)
         known = _SCOPES.get(scope)
         return None if state is None or known is None else state.known(known, name)
 
@@ -886,7 +892,7 @@ def _suspects_itself(service: ServiceState) -> bool:
 
 
 def _ms(seconds: float) -> int:
-    return min(MAX_WAIT_MS, max(0, round(seconds * 1000)))
+    return min(MAX_U32, max(0, round(seconds * 1000)))
 
 
 def _nothing() -> None:

@@ -224,6 +224,10 @@ class Network:
                 sidecar.service.asked_at = sidecar.now()
             self.turn()
 
+    def loses_all(self) -> None:
+        """The server is flushed; nobody's link notices."""
+        self.store = LocalStore(self.now_us)
+
     def states(self, number: int = 1) -> list[State]:
         """What each sidecar holds an endpoint for."""
         return [sidecar.breaker(number).state for sidecar in self.sidecars]

@@ -386,9 +386,7 @@ def test_a_lost_answer_is_no_second_record() -> None:
 def test_a_server_that_lost_everything_is_told_what_is_open() -> None:
     network = opened(2)
     one, two = network.sidecars
-    fresh = Network(0).store
-    fresh._now_us = network.now_us
-    network.store = fresh
+    network.loses_all()
     for sidecar in network.sidecars:
         sidecar.beat()
     network.turn()
@@ -403,9 +401,7 @@ def test_a_loss_that_was_written_over_before_anything_was_read_is_noticed() -> N
     (one,) = network.sidecars
     one.fails(1)
     one.write()
-    fresh = Network(0).store
-    fresh._now_us = network.now_us
-    network.store = fresh
+    network.loses_all()
     network.now += 1.0
     one.fails(2)
     one.write()
@@ -554,9 +550,7 @@ def test_a_session_finds_out_by_itself_that_the_log_is_away() -> None:
 def test_a_register_that_the_server_forgot_is_told_again_and_not_open_for_ever() -> None:
     network = opened(2)
     one, two = network.sidecars
-    fresh = Network(0).store
-    fresh._now_us = network.now_us
-    network.store = fresh
+    network.loses_all()
     for _ in range(40):
         network.passes(2.0, asking=[one, two])
         for sidecar in (one, two):
@@ -657,13 +651,14 @@ def test_an_old_record_that_was_restored_does_not_keep_the_others_from_opening()
                 sidecar.ends(sidecar.breaker(), S)
     network.turn()
     assert (one.breaker().state, two.breaker().state) == (CLOSED, CLOSED)
-    fresh = Network(0).store
-    fresh._now_us = network.now_us
-    network.store = fresh
+    network.loses_all()
     late.down = False
     late.turn()
     late.turn()
-    assert decode(fresh._shards[shard_of(network.register())].registers[network.register()].data).state == Code.OPEN
+    assert (
+        decode(network.store._shards[shard_of(network.register())].registers[network.register()].data).state
+        == Code.OPEN
+    )
     one.fails()
     network.turn()
     network.passes(1.0)
@@ -684,9 +679,7 @@ def test_what_the_server_lost_is_restored_before_it_is_told_what_is_new() -> Non
                 sidecar.ends(sidecar.breaker(), S)
         if network.states() == [CLOSED, CLOSED]:
             break
-    fresh = Network(0).store
-    fresh._now_us = network.now_us
-    network.store = fresh
+    network.loses_all()
     for sidecar in network.sidecars:
         sidecar.down = False
     network.turn()
