@@ -1,0 +1,1 @@
+"""A rollout's steps: what begins it, what moves it on, what ends it."""

@@ -1,0 +1,272 @@
+"""A service's routing table: its versions with their weights and endpoints, its zones, and the rollout under way.
+
+What all sidecars agree on about a service's routes is one value, replaced whole: a record of kind ROUTE holds it
+(`txlog.codec`), every sidecar folds it over what its policy files say (`effective`), and the xDS server says the same
+to Envoys. The log's register gives it its version; nothing here knows of the log.
+
+1. Weights are parts of `PARTS`, whole numbers: sidecars and Envoys split alike, and a sum is exact.
+2. A table holds all versions that may get traffic, with endpoints or without: those that a policy file names for a
+   version stay the file's, and are added to the table's.
+3. A table that a later release wrote with more in it is read for what is known here; what is not known is lost if this
+   one writes the next. A schema that is not known is refused.
+4. Times are the log server's clock in microseconds since the epoch: the only clock that sidecars share.
+"""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from sidecar.policy.address import endpoint_key
+from sidecar.policy.schema import Endpoint, Engine, Service
+
+SCHEMA: Final = 1
+PARTS: Final = 10_000
+"""A whole: the smallest weight is one part of it."""
+MAX_VERSIONS: Final = 100
+MAX_ENDPOINTS: Final = 5_000
+"""Of one service, all versions together: with addresses as long as allowed they fit a record."""
+MAX_STEPS: Final = 20
+SEEN: Final = 64
+"""Updates that are remembered by their id."""
+
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One endpoint that an update names: `url` as in a policy file; `node`, `zone` for operators and zone decay."""
+
+    url: str
+    zone: str = ""
+    node: str = ""
+
+
+class Version(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One version of a service's model.
+
+    `weight` in parts of `PARTS`. `schema_hash`: SHA-256 of the service's schema descriptor in lower-case hex, empty:
+    not said. `compatible`: hashes of other versions that clients of this one may meet. `signature`: kept and not read.
+    """
+
+    name: str
+    weight: int
+    engine: Engine = "vllm"
+    endpoints: tuple[Target, ...] = ()
+    schema_hash: str = ""
+    compatible: tuple[str, ...] = ()
+    signature: dict[str, str] = {}
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of a rollout: the canary has `weight` parts for at least `min_s` seconds and `min_samples` answers."""
+
+    weight: int
+    min_s: float
+    min_samples: int
+
+
+class Margins(msgspec.Struct, frozen=True):
+    """How much worse than its baseline a canary may be and still be called as good (docs/canary.md).
+
+    `success`: of all judged answers, how many more may fail, 0-1. `first_token`, `token_gap`: how many times slower at
+    the same prompt size, from 1. `errors`: of all answers, how many more may have an error in their stream, 0-1.
+    `length`: how many times longer or shorter, from 1. `finish`: of all answers, how many may end for another reason,
+    0-1.
+    """
+
+    success: float = 0.005
+    first_token: float = 1.10
+    token_gap: float = 1.10
+    errors: float = 0.005
+    length: float = 1.25
+    finish: float = 0.05
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How a canary is led to its full weight.
+
+    `baseline`: the version it is held against. `false_alarm`: how likely a canary as good as its baseline is taken
+    back, over the whole rollout. `min_ready`: a rollback sends the canary's share only to versions of whose endpoints
+    at least this part may serve.
+    """
+
+    baseline: str
+    steps: tuple[Step, ...]
+    false_alarm: float = 0.01
+    margins: Margins = Margins()
+    min_ready: float = 0.5
+
+
+Phase = Literal["running", "held", "promoted", "failed", "aborted", "superseded"]
+"""`running`: judged, and moved on. `held`: an operator holds it where it is. The others are its ends: the last step was
+passed (or an operator said so), the analysis took it back, an operator did, another update of the weights came."""
+
+
+class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A canary on its way. `id` is unique; evidence names it and its `step`, so that none of another counts.
+
+    `since_us`: when this step or phase began. `why` and `evidence` say what the last change was concluded from, `by`
+    who made it: a sidecar, or an operator.
+    """
+
+    id: str
+    version: str
+    plan: Plan
+    step: int = 0
+    phase: Phase = "running"
+    since_us: int = 0
+    why: str = ""
+    evidence: str = ""
+    by: str = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return self.phase in ("running", "held")
+
+
+class Decay(msgspec.Struct, frozen=True):
+    """A zone that is turned down: its endpoints get `share` (0-1) of what they would. `since_us`: since when."""
+
+    share: float
+    since_us: int
+    why: str = ""
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """An update that was taken: its id, a digest of what it said, and the table's version that it made (0: the first
+    of this register)."""
+
+    id: str
+    digest: bytes
+    version: int
+
+
+class Table(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All of it. `models`: globs, of a service that no policy file names; empty: the service's own name."""
+
+    service: str
+    versions: tuple[Version, ...] = ()
+    models: tuple[str, ...] = ()
+    zones: dict[str, Decay] = {}
+    rollout: Rollout | None = None
+    seen: tuple[Seen, ...] = ()
+
+    def version(self, name: str) -> Version | None:
+        """The version of this name."""
+        for version in self.versions:
+            if version.name == name:
+                return version
+        return None
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Parts by version, those without traffic too."""
+        return {version.name: version.weight for version in self.versions}
+
+
+class BadTable(ValueError):
+    """Bytes that are no table, or one of a schema that is not known; says which."""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Table)
+
+
+def encode(table: Table) -> bytes:
+    """A table as a record's blob."""
+    return bytes((SCHEMA,)) + _encoder.encode(table)
+
+
+def decode(blob: bytes) -> Table:
+    """A table from a record's blob. BadTable for all that is none, or none of this schema."""
+    if not blob or blob[0] != SCHEMA:
+        raise BadTable(f"schema {blob[0]} of a routing table is not known here" if blob else "an empty routing table")
+    try:
+        table = _decoder.decode(memoryview(blob)[1:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise BadTable(f"no routing table: {exc}") from exc
+    if any(not 0 <= version.weight <= PARTS for version in table.versions):
+        raise BadTable("no routing table: a weight in it is none")
+    return table
+
+
+def table_version(epoch: int, version: int) -> int:
+    """A register's (epoch, version) as one number that only grows: a double, and so JSON, holds it exactly.
+
+    A register would need a million changes a second for an epoch's numbers to reach the next one's.
+    """
+    return (epoch << 20) + version
+
+
+def started(policy: Service) -> Table:
+    """The table of a service before anybody updated it: what its policy file says, in parts."""
+    names = list(dict.fromkeys(endpoint.version for endpoint in policy.endpoints))
+    if policy.split:
+        names += [name for name in policy.split if name not in names]
+        shares = {name: float(policy.split.get(name, 0.0)) for name in names}
+    else:
+        # Without a split any endpoint serves: a version's share is how many it has.
+        shares = {name: float(sum(e.version == name for e in policy.endpoints)) for name in names}
+    parts = parts_of(shares)
+    engines: dict[str, Engine] = {endpoint.version: endpoint.engine for endpoint in policy.endpoints}
+    versions = tuple(Version(name, parts[name], engines.get(name, "vllm")) for name in names)
+    return Table(policy.name, versions)
+
+
+def parts_of(shares: dict[str, float]) -> dict[str, int]:
+    """Shares (any positive sum) as parts that sum to `PARTS`: rounded down, the largest rests rounded up; all 0 where
+    the sum is 0. What has a share keeps at least one part."""
+    total = sum(shares.values())
+    if total <= 0:
+        return dict.fromkeys(shares, 0)
+    exact = {name: share / total * PARTS for name, share in shares.items()}
+    parts = {name: max(1, int(value)) if value > 0 else 0 for name, value in exact.items()}
+    left = PARTS - sum(parts.values())
+    by_rest = sorted(exact, key=lambda name: (parts[name] - exact[name], name))
+    while left > 0:
+        for name in by_rest:
+            if left and exact[name] > 0:
+                parts[name] += 1
+                left -= 1
+    while left < 0:  # the least parts were rounded up: the largest give
+        largest = max(parts, key=lambda name: (parts[name], name))
+        parts[largest] -= 1
+        left += 1
+    return parts
+
+
+def weighed(table: Table, name: str, weight: int) -> Table | None:
+    """`table` with `weight` parts for one of its versions, and the rest for the others in the proportions they had.
+
+    None where the rest would go to nobody: no other version has a weight.
+    """
+    others = {version.name: float(version.weight) for version in table.versions if version.name != name}
+    rest = sum(others.values())
+    if rest <= 0 and weight < PARTS:
+        return None
+    scaled = {other: share / rest * (PARTS - weight) if rest else 0.0 for other, share in others.items()}
+    parts = parts_of({**scaled, name: float(weight)})
+    return replace(table, versions=tuple(replace(each, weight=parts[each.name]) for each in table.versions))
+
+
+def effective(policy: Service, table: Table) -> Service:
+    """The policy's service as the table has it: its endpoints beside the table's, its rules, the table's weights.
+
+    An endpoint that both name is the table's (version, engine, zone), with the rest as the policy has it.
+    """
+    fixed = {endpoint_key(endpoint.url): endpoint for endpoint in policy.endpoints}
+    for version in table.versions:
+        for target in version.endpoints:
+            key = endpoint_key(target.url)
+            known = fixed.get(key) or Endpoint(url=target.url)
+            fixed[key] = replace(
+                known,
+                engine=version.engine,
+                version=version.name,
+                zone=target.zone or known.zone,
+                node=target.node or known.node,
+            )
+    split = {version.name: float(version.weight) for version in table.versions}
+    return replace(policy, endpoints=tuple(fixed.values()), split=split)
