@@ -10,8 +10,11 @@ to Envoys. The log's register gives it its version; nothing here knows of the lo
 3. A table that a later release wrote with more in it is read for what is known here; what is not known is lost if this
    one writes the next. A schema that is not known is refused.
 4. Times are the log server's clock in microseconds since the epoch: the only clock that sidecars share.
+5. A record is deflated: addresses of one cluster are alike, so that 1,000 endpoints are 4 to 18 kB and not 36 to 72,
+   in the server, on the way and in every sidecar. What would inflate to more than a table can be is refused.
 """
 
+import zlib
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -30,6 +33,11 @@ MAX_ENDPOINTS: Final = 5_000
 MAX_STEPS: Final = 20
 SEEN: Final = 64
 """Updates that are remembered by their id."""
+
+_LEVEL: Final = 1
+"""The next levels take four times as long and save a quarter."""
+_MOST_BYTES: Final = 8 << 20
+"""Of a table once inflated: `MAX_ENDPOINTS` whose names are as long as they may be."""
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
@@ -176,7 +184,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Table)
 
 def encode(table: Table) -> bytes:
     """A table as a record's blob."""
-    return bytes((SCHEMA,)) + _encoder.encode(table)
+    return bytes((SCHEMA,)) + zlib.compress(_encoder.encode(table), _LEVEL)
 
 
 def decode(blob: bytes) -> Table:
@@ -184,8 +192,12 @@ def decode(blob: bytes) -> Table:
     if not blob or blob[0] != SCHEMA:
         raise BadTable(f"schema {blob[0]} of a routing table is not known here" if blob else "an empty routing table")
     try:
-        table = _decoder.decode(memoryview(blob)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        inflating = zlib.decompressobj()
+        plain = inflating.decompress(memoryview(blob)[1:], _MOST_BYTES)
+        if not inflating.eof or inflating.unused_data:
+            raise BadTable("no routing table: too long, or not whole")
+        table = _decoder.decode(plain)
+    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BadTable(f"no routing table: {exc}") from exc
     if any(not 0 <= version.weight <= PARTS for version in table.versions):
         raise BadTable("no routing table: a weight in it is none")
