@@ -8,7 +8,7 @@ thousand sessions would be three times as much as structs, and few are ever look
 import struct
 from typing import Final
 
-from sidecar.txlog.codec import HEAD, SHARDS, Code, Record, decode, shard_of
+from sidecar.txlog.codec import HEAD, SHARDS, Code, Kind, Record, decode, shard_of
 from sidecar.txlog.store import CLOSED_TTL_MS, OPEN_TTL_MS
 
 _ORDER: Final = struct.Struct(">2xB4xIQ")
@@ -77,8 +77,8 @@ def order_of(data: bytes) -> tuple[int, int, int, bytes]:
 
 
 def _outlived(data: bytes, now_us: int) -> bool:
-    if data[3]:
-        return False  # an order holds it
+    if data[3] or data[1] == Kind.ROUTE:
+        return False  # an order holds it; a table stands until the next one
     ts_us, max_ms = _TIMES.unpack_from(data)
     ttl_ms = CLOSED_TTL_MS if data[2] == Code.CLOSED else OPEN_TTL_MS + 2 * max_ms
     # Later than the server: whoever forgets first would take an old record for a new one.

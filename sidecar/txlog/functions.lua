@@ -118,7 +118,7 @@ local function append(keys, r, now)
     call('SET', keys[N], score(now))
   end
   local data = encode(r)
-  call('XADD', keys[LOG], 'MAXLEN', '~', LOG_RECORDS, '*', 'r', data)
+  call('XADD', keys[LOG], 'MAXLEN', '~', math.min(LOG_RECORDS, math.floor(LOG_BYTES / #data)), '*', 'r', data)
   return data
 end
 

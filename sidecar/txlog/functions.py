@@ -46,6 +46,7 @@ _FROM_STORE: Final = (
     "PURGE",
     "GONE_SLACK_MS",
     "LOG_RECORDS",
+    "LOG_BYTES",
     "EVIDENCE_BYTES",
     "EVIDENCE_OVERHEAD",
 )

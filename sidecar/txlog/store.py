@@ -79,6 +79,9 @@ busy endpoints each is a shard's 28 MB."""
 EVIDENCE_OVERHEAD: Final = 30  # bytes that an entry takes in the server beside its blob
 LOG_RECORDS: Final = 10_000
 """Records that a shard's log keeps, about: for readers that were away, and for `sidecar log show`."""
+LOG_BYTES: Final = 32 << 20
+"""Of a shard's log, about: as many records as there would be if all were as long as the last. Ten thousand routing
+tables of 1,000 endpoints each would be 180 MB."""
 
 
 class StoreDown(Exception):

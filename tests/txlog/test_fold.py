@@ -89,3 +89,10 @@ def test_what_an_order_holds_is_never_forgotten() -> None:
     fold = Fold()
     taken(fold, replace(RECORD, kind=Kind.OVERRIDE, state=Code.CLOSED, held=True))
     assert fold.forget(SHARD, 1 << 52) == 0 and len(fold) == 1
+
+
+def test_a_routing_table_is_never_forgotten() -> None:
+    """As in the server: else nobody could restore what it lost."""
+    fold = Fold()
+    taken(fold, replace(RECORD, kind=Kind.ROUTE, state=Code.CLOSED))
+    assert fold.forget(SHARD, 1 << 52) == 0 and len(fold) == 1

@@ -12,7 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from sidecar.core.breaker import Scope
-from sidecar.txlog.codec import SHARDS, Code, Kind, decode, encode, encode_body, register_key, route_key, shard_of
+from sidecar.txlog.codec import (
+    MAX_TABLE_BYTES,
+    SHARDS,
+    Code,
+    Kind,
+    decode,
+    encode,
+    encode_body,
+    register_key,
+    route_key,
+    shard_of,
+)
 from sidecar.txlog.functions import Shard, slot_of
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.server import IDLE, RedisStore
@@ -20,6 +31,7 @@ from sidecar.txlog.store import (
     CLOSED_TTL_MS,
     EVIDENCE_BYTES,
     GONE_SLACK_MS,
+    LOG_BYTES,
     MEMBER_TTL_MS,
     OPEN_TTL_MS,
     PATIENCE_MS,
@@ -1123,3 +1135,18 @@ async def test_evidence_is_bounded_by_bytes_too(store: RedisStore) -> None:
         kept += sum(len(entry.data) for entry in page)
         position = page[-1].id
     assert EVIDENCE_BYTES // 2 < kept < 2 * EVIDENCE_BYTES
+
+
+async def test_the_log_is_bounded_by_bytes_too(store: RedisStore) -> None:
+    """As many records as there would be if all were as long as the last."""
+    key = route_key(SERVICE)
+    table = encode_body(key, SERVICE, "one", blob=b"x" * (MAX_TABLE_BYTES - 4096))
+    reply: Reply | None = None
+    for _ in range(50):
+        stands = None if reply is None else decode(reply.record)
+        seen = {} if stands is None else {"epoch": stands.epoch, "version": stands.version}
+        call = opening(key, kind=Kind.ROUTE, state=Code.CLOSED, body=table, **seen)
+        [reply] = await store.call([call])
+        assert reply.verdict is Verdict.OK
+    kept = await store.history(shard_of(key), evidence=False, after="0", count=100)
+    assert LOG_BYTES // 2 < sum(len(entry.data) for entry in kept) < 2 * LOG_BYTES and len(kept) < 50
