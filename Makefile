@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-micro breaker-ab breaker-ab-small breaker-live invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-micro breaker-ab breaker-ab-small breaker-live invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,9 @@ format: setup  ## rewrite the sources in the house's format
 schema: setup  ## policies/schema.json from the policy types
 	$(BIN)/python -m sidecar.policy.json_schema > policies/schema.json.new
 	mv policies/schema.json.new policies/schema.json
+
+proto: setup  ## sidecar/control/pb from proto/
+	$(BIN)/python -m tests.checks.proto
 
 test-engines: setup  ## against the real vLLM on this machine's CPU: installs it (4 GB, minutes), then takes minutes
 	$(PYTHON) tests/engines/install_vllm.py

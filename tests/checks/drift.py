@@ -2,7 +2,7 @@
 
 `make lint` runs it; it prints one line per fault and exits with 1 if there is any.
 
-1. `policies/schema.json` is what the policy types generate.
+1. `policies/schema.json` is what the policy types generate, and `sidecar/control/pb/` what the protocol does.
 2. Every module of `sidecar/` that has code of its own has a test of its own, at the same path under `tests/`. A module
    of declarations alone (names, records, Protocols) has none: there is nothing in it that could fail.
 3. What the documents refer to exists: the targets of relative links, and the paths of this repository that they name.
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sidecar.policy.json_schema import text
+from tests.checks import proto
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,7 +70,7 @@ def dead_references(root: Path) -> Iterator[str]:
 
 def main(root: Path = ROOT) -> int:
     """Prints every fault; the exit code."""
-    faults = [*schema_drift(root), *untested_modules(root), *dead_references(root)]
+    faults = [*schema_drift(root), *proto.drift(root), *untested_modules(root), *dead_references(root)]
     for fault in faults:
         print(f"drift: {fault}", file=sys.stderr)
     return 1 if faults else 0
