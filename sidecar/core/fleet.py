@@ -324,6 +324,11 @@ class ServiceState:
             self._pools[asked] = pool
         return pool
 
+    def ready(self, version: str) -> float:
+        """Which part of a version's endpoints any request may go to now, 0-1; 0 where it has none."""
+        nodes = [node for node in self.nodes.values() if node.version == version and not node.draining]
+        return sum(node.breaker.passes for node in nodes) / len(nodes) if nodes else 0.0
+
     def _restore_floor(self, now: float) -> list[Transition]:
         """Closes those that have been open longest until the floor holds again; an operator's order stands."""
         return [breaker.close_for_floor(now) for breaker in self._opened()[: self.roster.missing]]

@@ -114,8 +114,8 @@ passed (or an operator said so), the analysis took it back, an operator did, ano
 class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
     """A canary on its way. `id` is unique; evidence names it and its `step`, so that none of another counts.
 
-    `since_us`: when this step or phase began. `why` and `evidence` say what the last change was concluded from, `by`
-    who made it: a sidecar, or an operator.
+    `since_us`: when this step began, or the end came; to hold it and to go on are no new beginning. `why` and
+    `evidence` say what the last change was concluded from, `by` who made it: a sidecar, or an operator.
     """
 
     id: str
@@ -135,11 +135,15 @@ class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Decay(msgspec.Struct, frozen=True):
-    """A zone that is turned down: its endpoints get `share` (0-1) of what they would. `since_us`: since when."""
+    """A zone that is turned down: its endpoints get `share` (0-1) of what they would. `since_us`: since when.
+
+    `times`: how often in a row, at 1 for the first time. With a share of 1 it is back, and remembered for a while.
+    """
 
     share: float
     since_us: int
     why: str = ""
+    times: int = 1
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -152,7 +156,10 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Table(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of it. `models`: globs, of a service that no policy file names; empty: the service's own name."""
+    """All of it. `models`: globs, of a service that no policy file names; empty: the service's own name.
+
+    `versions` empty: nobody updated it (a zone was turned down), and the policy's file alone says them.
+    """
 
     service: str
     versions: tuple[Version, ...] = ()
@@ -266,8 +273,11 @@ def weighed(table: Table, name: str, weight: int) -> Table | None:
 def effective(policy: Service, table: Table) -> Service:
     """The policy's service as the table has it: its endpoints beside the table's, its rules, the table's weights.
 
-    An endpoint that both name is the table's (version, engine, zone), with the rest as the policy has it.
+    An endpoint that both name is the table's (version, engine, zone), with the rest as the policy has it. A table
+    without versions leaves the policy as it is.
     """
+    if not table.versions:
+        return policy
     fixed = {endpoint_key(endpoint.url): endpoint for endpoint in policy.endpoints}
     for version in table.versions:
         for target in version.endpoints:
