@@ -11,10 +11,8 @@
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-client-cert", "x-envoy-external-address", "via")
-"""Headers that proxies leave on what they hand on."""
-
-_THIS_MACHINE = frozenset({ip_address("127.0.0.1"), ip_address("::1")})
+from sidecar.wire.peer import FORWARDED as FORWARDED
+from sidecar.wire.peer import is_this_machine
 
 
 def why_not(peer: object, unix: bool, forwarded: bool, origin: str | None, asked: str) -> str:
@@ -23,22 +21,13 @@ def why_not(peer: object, unix: bool, forwarded: bool, origin: str | None, asked
     `peer` is the transport's `peername`, `forwarded` whether a header says that a proxy handed the request on, `asked`
     the scheme and host that it was sent to (`http://127.0.0.1:9401`).
     """
-    if not unix and not (isinstance(peer, tuple) and peer and _is_this_machine(str(peer[0]))):
+    if not unix and not (isinstance(peer, tuple) and peer and is_this_machine(str(peer[0]))):
         return "only from this machine"
     if forwarded:
         return "only from this machine, and not through a proxy"
     if origin is not None and not (origin == asked and names_this_machine(asked)):
         return "not from a web page"
     return ""
-
-
-def _is_this_machine(address: str) -> bool:
-    try:
-        ip = ip_address(address)
-    except ValueError:
-        return False
-    mapped = ip.ipv4_mapped if ip.version == 6 else None
-    return (mapped or ip) in _THIS_MACHINE
 
 
 def is_loopback(address: str) -> bool:

@@ -1,0 +1,22 @@
+"""Who is at the other end of a connection, as far as an address and what proxies leave on a request can tell.
+
+`127.0.0.1` and `::1` are this machine; the rest of loopback is not: a mesh's proxy in the pod hands the world's requests
+on from 127.0.0.6.
+"""
+
+from ipaddress import ip_address
+
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-client-cert", "x-envoy-external-address", "via")
+"""Headers that proxies leave on what they hand on."""
+
+_THIS_MACHINE = frozenset({ip_address("127.0.0.1"), ip_address("::1")})
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether an IP address, perhaps an IPv4 one in IPv6 form, is one that only this machine connects from."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if ip.version == 6 else None
+    return (mapped or ip) in _THIS_MACHINE
