@@ -1,7 +1,7 @@
 """Who is at the other end of a connection, as far as an address and what proxies leave on a request can tell.
 
-`127.0.0.1` and `::1` are this machine; the rest of loopback is not: a mesh's proxy in the pod hands the world's requests
-on from 127.0.0.6.
+`127.0.0.1` and `::1` are this machine; the rest of loopback is not: a mesh's proxy in the pod hands on what the world
+asks from 127.0.0.6.
 """
 
 from ipaddress import ip_address
