@@ -21,9 +21,10 @@ import uvloop
 
 from sidecar import installed
 from sidecar.admin.app import serve_admin
-from sidecar.admin.facts import LogFacts, Phase
+from sidecar.admin.facts import ControlView, LogFacts, Phase
 from sidecar.admin.ready import readiness
 from sidecar.core.breaker import Action, Scope
+from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
 from sidecar.downstream.listener import Listener
 from sidecar.logbook import Logbook
@@ -73,6 +74,9 @@ class Running:
         self.pool = pool
         self.phase = Phase.STARTING
         self.logbook = logbook
+        self.routes: Desk | None = None
+        self.control: ControlView | None = None
+        self.xds: ControlView | None = None
         self.proxy_port = 0
         self.admin_port: int | None = None
         self.pipeline: Pipeline

@@ -23,13 +23,14 @@ from sidecar.admin.log import LogPages
 from sidecar.admin.operator import FORWARDED, why_not
 from sidecar.admin.order import ACTIONS, parse_order
 from sidecar.admin.ready import readiness
+from sidecar.admin.routes import RoutePages
 from sidecar.core.breaker import Scope
 
 STOP_S = 1.0
 """How long a page under way may take when the server stops: all but the metrics take a few milliseconds."""
 
 SLICE = 200
-"""Breakers, or endpoints of a service, shown before the loop may go on: about a millisecond."""
+"""Breakers shown before the loop may go on: about a millisecond."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -83,10 +84,10 @@ def application(facts: Facts) -> web.Application:
     app.router.add_get("/breakers", pages.breakers)
     # A key holds slashes (`/run/vllm.sock`, `POST /v1/completions`), encoded or not, and anything a client may send.
     app.router.add_post(r"/breakers/{scope}/{key:(?s:.+)}/{action}", pages.override)
-    app.router.add_get("/routes", pages.routes)
     app.router.add_get(r"/sessions/{id:(?s:.+)}", pages.sessions)
     app.router.add_get("/policy", pages.policy)
     app.router.add_post("/drain", pages.drain)
+    RoutePages(facts, _require_operator).register(app)
     # Before the registers' histories: its name is no register's.
     EvidencePage(facts).register(app)
     LogPages(facts).register(app)
@@ -139,14 +140,6 @@ class _Pages:
         if not self._facts.override(Scope(scope), key, order.action, order.by, order.for_s):
             return error(404, "no such breaker", "unknown_breaker")
         return page(list(views.breakers(self._facts, scope, key)))
-
-    async def routes(self, request: web.Request) -> web.Response:
-        lines = []
-        for line in views.routes(self._facts, SLICE):
-            if line is not None:
-                lines.append(line)
-            await asyncio.sleep(0)
-        return page(lines)
 
     async def sessions(self, request: web.Request) -> web.Response:
         lines = views.sessions(self._facts, request.match_info["id"])

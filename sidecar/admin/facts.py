@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from sidecar.core.breaker import Action, Scope
+from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
 from sidecar.policy.store import PolicyStore
 
@@ -68,6 +69,13 @@ class LogView(msgspec.Struct, frozen=True):
     position: str = ""
 
 
+class ControlView(msgspec.Struct, frozen=True):
+    """A port at which release tools or Envoys are served: its address, and how many are connected now."""
+
+    address: str
+    streams: int
+
+
 class LogAway(Exception):
     """The log's server does not answer, in words for an operator."""
 
@@ -124,6 +132,18 @@ class Facts(Protocol):
     @property
     def log(self) -> LogFacts | None:
         """None: no log is kept."""
+
+    @property
+    def routes(self) -> Desk | None:
+        """The routing tables; None: there is no log to keep them in."""
+
+    @property
+    def control(self) -> ControlView | None:
+        """The descriptor stream's port; None: it is off."""
+
+    @property
+    def xds(self) -> ControlView | None:
+        """The xDS server's port; None: it is off."""
 
     @property
     def phase(self) -> Phase: ...

@@ -2,18 +2,23 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from math import exp, inf
 
 import msgspec
 
 from sidecar.admin.facts import Facts, LogRecord, LogView
 from sidecar.admin.ready import readiness, usable
+from sidecar.admin.tables import TableLine, table_line
+from sidecar.admin.words import iso
 from sidecar.core.breaker import Scope
+from sidecar.core.desk import TableView
 from sidecar.core.fleet import BreakerView, Fleet, Node, ServiceState
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.schema import Seconds, Snapshot
+
+MANY = 10
+"""Canaries named in one line."""
 
 
 class DetectorLine(msgspec.Struct, frozen=True, gc=False):
@@ -85,7 +90,10 @@ class EndpointLine(msgspec.Struct, frozen=True):
 
 
 class RouteLine(msgspec.Struct, frozen=True):
-    """One service: which models it takes, how it splits them, and where they go."""
+    """One service: which models it takes, how it splits them, and where they go.
+
+    `table` null: the log has none, and what files say stands alone.
+    """
 
     service: str
     models: tuple[str, ...]
@@ -93,6 +101,7 @@ class RouteLine(msgspec.Struct, frozen=True):
     fallback: str
     sessions: int
     endpoints: list[EndpointLine]
+    table: TableLine | None
 
 
 class SessionLine(msgspec.Struct, frozen=True):
@@ -210,13 +219,18 @@ def routes(facts: Facts, size: int) -> Iterator[RouteLine | None]:
     There may be 10,000 of them.
     """
     now = facts.now()
+    tables = {} if facts.routes is None else {view.table.service: view for view in facts.routes.tables()}
     for name, service in list(facts.fleet.services.items()):
         endpoints = []
         for number, node in enumerate(list(service.nodes.values()), 1):
             endpoints.append(_endpoint(node, now))
             if number % size == 0:
                 yield None
-        yield _route(str(name), service, endpoints)
+        view = tables.pop(str(name), None)
+        yield _route(str(name), service, endpoints, None if view is None else table_line(facts, view))
+    # Tables of services that nobody asked for here yet.
+    for other, view in tables.items():
+        yield RouteLine(other, view.table.models or (other,), {}, "", 0, [], table_line(facts, view))
 
 
 def sessions(facts: Facts, session_id: str) -> list[SessionLine]:
@@ -266,6 +280,11 @@ def health(facts: Facts) -> HealthPage:
     }
     if log is not None:
         parts["log"] = Part(log.state != "away", _words(log))
+    if facts.routes is not None:
+        parts["routes"] = _routes_part(facts.routes.tables())
+    for name, port in (("control", facts.control), ("xds", facts.xds)):
+        if port is not None:
+            parts[name] = Part(True, f"{port.address}, {port.streams} streams")
     return HealthPage(
         status="ready" if verdict.ready else "not_ready",
         reason=verdict.reason,
@@ -306,11 +325,6 @@ def encode(page: object) -> bytes:
     except UnicodeEncodeError:
         # A name with a lone surrogate, as a client can write it in JSON: only ever escaped.
         return json.dumps(msgspec.to_builtins(page, enc_hook=_duration)).encode()
-
-
-def iso(unix_s: float) -> str:
-    """ISO 8601 in UTC, milliseconds."""
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _until(held_until: float | None, now: float, wall: float) -> str:
@@ -374,7 +388,7 @@ def _words(log: LogPart) -> str:
     return ", ".join(words)
 
 
-def _route(name: str, service: ServiceState, endpoints: list[EndpointLine]) -> RouteLine:
+def _route(name: str, service: ServiceState, endpoints: list[EndpointLine], table: TableLine | None) -> RouteLine:
     rules = service.policy
     return RouteLine(
         service=name,
@@ -383,7 +397,20 @@ def _route(name: str, service: ServiceState, endpoints: list[EndpointLine]) -> R
         fallback=rules.fallback,
         sessions=len(service.sessions),
         endpoints=endpoints,
+        table=table,
     )
+
+
+def _routes_part(views: list[TableView]) -> Part:
+    """How many services have a table, and whose canary is under way. Nothing about tables makes a sidecar unready."""
+    words = [f"{len(views)} tables"]
+    for view in views:
+        rollout = view.table.rollout
+        if rollout is not None and rollout.live and len(words) <= MANY:
+            words.append(f"{view.table.service} {rollout.version} {rollout.phase}")
+    if len(words) > MANY:
+        words[MANY:] = ["..."]
+    return Part(True, ", ".join(words))
 
 
 def _endpoint(node: Node, now: float) -> EndpointLine:

@@ -1,10 +1,11 @@
-"""What an operator writes in a URL or at a prompt: who he is, and time spans.
+"""What an operator writes in a URL or at a prompt, who he is and time spans, and how he is shown a time.
 
 The command reads them by the same functions as the pages, so that a wrong word is told before anybody is asked. Nothing
 is imported here that would keep it waiting.
 """
 
 import re
+from datetime import UTC, datetime
 from typing import Final
 
 OPERATOR: Final = "operator"
@@ -35,3 +36,8 @@ def parse_name(text: str) -> str:
     if not text.strip() or len(text) > MAX_NAME or not text.isprintable():
         raise ValueError(f"a name has 1-{MAX_NAME} printable characters")
     return text
+
+
+def iso(unix_s: float) -> str:
+    """ISO 8601 in UTC, milliseconds."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -48,6 +48,16 @@ def parse_long(text: str) -> float:
     return float(text[:-1]) * _SCALE[text[-1]]
 
 
+def parse_span(text: str) -> float:
+    """`text` in seconds, 0.001-604800: what `parse_seconds` or `parse_long` reads. ValueError in words otherwise."""
+    try:
+        return parse_long(text) if _LONG.fullmatch(text) is not None else parse_seconds(text)
+    except ValueError:
+        raise ValueError(
+            f'"{text[:40]}" is not a duration from "1ms" to "7d": write a number with ms, s, m, h or d, such as "90s"'
+        ) from None
+
+
 def format_seconds(seconds: float) -> str:
     """The shortest form that `parse_seconds` reads back, rounded to the millisecond."""
     ms = round(seconds * 1000)

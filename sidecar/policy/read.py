@@ -17,9 +17,16 @@ from msgspec import inspect
 
 from sidecar.policy.document import Mapping, Node, Scalar
 from sidecar.policy.document import Sequence as ListNode
-from sidecar.policy.duration import parse_long, parse_seconds
+from sidecar.policy.duration import parse_long, parse_seconds, parse_span
 from sidecar.policy.errors import Faults, PolicyError, Step, path_of, quote
-from sidecar.policy.schema import LongSeconds, Seconds
+from sidecar.policy.schema import LongSeconds, Seconds, Span
+
+_DURATIONS: Final = {
+    Seconds: (parse_seconds, "10s", "s", "ms"),
+    LongSeconds: (parse_long, "1h", "h", "m"),
+    Span: (parse_span, "90s", "s", "m"),
+}
+"""Each kind of duration: what reads it, how one looks, and two units for one that was written without."""
 
 
 class Bad:
@@ -88,10 +95,8 @@ class Reader:
         match kind:
             case inspect.Metadata(type=inner, extra_json_schema=extra):
                 return self._value(node, inner, path, (extra or {}).get("description", ""))
-            case inspect.CustomType(cls=cls) if cls is Seconds:
-                return self._seconds(node, path)
-            case inspect.CustomType(cls=cls) if cls is LongSeconds:
-                return self._seconds(node, path, long=True)
+            case inspect.CustomType(cls=cls) if cls in _DURATIONS:
+                return self._seconds(node, cls, path)
             case inspect.StrType():
                 return self._text(node, kind, path, words)
             case inspect.BoolType():
@@ -113,16 +118,15 @@ class Reader:
             case _:
                 raise TypeError(f"{path}: policies have no fields of type {kind}")
 
-    def _seconds(self, node: Node, path: str, *, long: bool = False) -> Any:
+    def _seconds(self, node: Node, kind: type[Seconds], path: str) -> Any:
+        parse, like, first, second = _DURATIONS[kind]
         if not isinstance(node, Scalar) or node.kind in ("null", "bool"):
-            return self._wrong(
-                node, path, f'expected a duration such as "{"1h" if long else "10s"}", got {_describe(node)}'
-            )
+            return self._wrong(node, path, f'expected a duration such as "{like}", got {_describe(node)}')
         if node.kind == "number":
-            number, units = node.value[:40], ("h", "m") if long else ("s", "ms")
-            return self._wrong(node, path, f'{number} has no unit: write "{number}{units[0]}" or "{number}{units[1]}"')
+            number = node.value[:40]
+            return self._wrong(node, path, f'{number} has no unit: write "{number}{first}" or "{number}{second}"')
         try:
-            return LongSeconds(parse_long(node.value)) if long else Seconds(parse_seconds(node.value))
+            return kind(parse(node.value))
         except ValueError as exc:
             return self._wrong(node, path, str(exc))
 

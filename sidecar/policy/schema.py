@@ -49,6 +49,12 @@ class LongSeconds(Seconds):
     __slots__ = ()
 
 
+class Span(Seconds):
+    """A duration in seconds, 0.001-604800; written as a string with a unit, days too, in files."""
+
+    __slots__ = ()
+
+
 def encode_hook(value: object) -> object:
     """For msgspec encoders: policy structs go out as they are written in files."""
     if isinstance(value, Seconds):

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sidecar.admin.facts import Facts, LogAway, LogFacts, LogRecord, LogView, Phase
+from sidecar.admin.facts import ControlView, Facts, LogAway, LogFacts, LogRecord, LogView, Phase
 from sidecar.core.breaker import Action, Breaker, Permit, Scope, State, Transition
+from sidecar.core.desk import Action as RolloutAction
+from sidecar.core.desk import Desk, Event, Notice, TableView
 from sidecar.core.fleet import Fleet
+from sidecar.core.revise import Accepted, Refused, Update
+from sidecar.core.table import Plan, Rollout, Step, Table, Version
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Breakers, Endpoint, NodeBreaker, Service, Snapshot
@@ -133,6 +137,74 @@ class FakeRecording:
         return []
 
 
+PLAN = Plan("v1", (Step(500, 60.0, 100), Step(5000, 600.0, 1000)))
+
+
+def table(service: str = CHAT, rollout: Rollout | None = None, **weights: int) -> Table:
+    """A table with these parts; without any, v1 has nineteen twentieths and v2 the rest."""
+    parts = weights or {"v1": 9500, "v2": 500}
+    return Table(service, tuple(Version(name, weight) for name, weight in parts.items()), rollout=rollout)
+
+
+def table_view(stood: Table, version: int = 1 << 20) -> TableView:
+    """That table as ann wrote it at Unix second 1,700,000,000."""
+    return TableView(stood, version, 1_700_000_000_000_000, "ann at pod-0", "update", "v2 has 0.05")
+
+
+def rollout(phase: str = "running", step: int = 0, **changes: object) -> Rollout:
+    """A canary of v2 against v1, of two steps, since Unix second 1,700,000,000."""
+    made = Rollout("r1", "v2", PLAN, step, since_us=1_700_000_000_000_000, by="ann at pod-0")
+    return msgspec.structs.replace(made, phase=phase, **changes)
+
+
+class FakeFeed:
+    """Nobody tells anything."""
+
+    lagged = False
+
+    async def next(self) -> list[Event]:
+        await asyncio.Event().wait()
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class FakeDesk:
+    """A desk that answers `says` whatever it is asked, and remembers what that was."""
+
+    def __init__(self, *tables: Table, says: Accepted | Refused | None = None) -> None:
+        self.stood = [table_view(each) for each in tables]
+        self.says: Accepted | Refused = says or Accepted(tables[0] if tables else table(), (1 << 20) + 1)
+        self.updates: list[Update] = []
+        self.orders: list[tuple[str, RolloutAction, str]] = []
+
+    def tables(self) -> list[TableView]:
+        return self.stood
+
+    def effective(self) -> list[Service]:
+        return []
+
+    async def submit(self, update: Update) -> Accepted | Refused:
+        await asyncio.sleep(0)
+        self.updates.append(update)
+        return self.says
+
+    async def order(self, service: str, action: RolloutAction, by: str) -> Accepted | Refused:
+        await asyncio.sleep(0)
+        self.orders.append((service, action, by))
+        return self.says
+
+    async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
+        return self.says
+
+    def subscribe(self) -> FakeFeed:
+        return FakeFeed()
+
+    def notice(self, notice: Notice) -> None:
+        pass
+
+
 class StillFacts:
     """`Facts` of a process at monotonic second 1000, which is Unix second 1,700,000,000."""
 
@@ -146,6 +218,9 @@ class StillFacts:
         self.monotonic_s = 1000.0
         self.drains = 0
         self.log: LogFacts | None = None
+        self.routes: Desk | None = None
+        self.control: ControlView | None = None
+        self.xds: ControlView | None = None
 
     def now(self) -> float:
         return self.monotonic_s

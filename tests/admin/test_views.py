@@ -8,14 +8,28 @@ import msgspec
 import pytest
 
 from sidecar.admin import views
-from sidecar.admin.facts import LogView, Phase
+from sidecar.admin.facts import ControlView, LogView, Phase
 from sidecar.core import evidence
 from sidecar.core.breaker import Action, Agreed, Breaker, Permit, Scope, State
 from sidecar.core.fleet import Node, ServiceState
 from sidecar.kernel.ids import ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Endpoint, NodeBreaker, Snapshot
-from tests.admin.facts import CHAT, NO_FLOOR, A, B, FakeLog, StillFacts, breaker, service, snapshot, trip
+from tests.admin.facts import (
+    CHAT,
+    NO_FLOOR,
+    A,
+    B,
+    FakeDesk,
+    FakeLog,
+    StillFacts,
+    breaker,
+    rollout,
+    service,
+    snapshot,
+    table,
+    trip,
+)
 
 EPOCH = "2023-11-14T22:13:20.000Z"
 """The still clock's now."""
@@ -368,3 +382,28 @@ def test_name_that_is_no_text_breaks_no_page() -> None:
 
 def test_any_default_policy_encodes() -> None:
     assert read(Snapshot(version=1, services=())) != {}
+
+
+def test_health_tells_of_tables_and_canaries_under_way() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    assert "routes" not in views.health(facts).parts
+    facts.routes = FakeDesk(table(), table("b", rollout("held")), table("c", rollout("failed")))
+    assert read(views.health(facts).parts["routes"]) == {"ok": True, "detail": "3 tables, b v2 held"}
+    facts.routes = FakeDesk(*(table(f"s{n}", rollout()) for n in range(12)))
+    assert views.health(facts).parts["routes"].detail.endswith("s8 v2 running, ...")
+
+
+def test_health_tells_of_the_ports_that_are_on() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.control, facts.xds = ControlView("127.0.0.1:9402", 3), ControlView("127.0.0.1:9403", 0)
+    parts = views.health(facts).parts
+    assert (parts["control"].detail, parts["xds"].detail) == ("127.0.0.1:9402, 3 streams", "127.0.0.1:9403, 0 streams")
+
+
+def test_a_table_of_a_service_that_is_not_made_here_is_a_route_without_endpoints() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.routes = FakeDesk(table("other"))
+    first, other = read_routes(facts)
+    assert (first.service, first.table) == ("chat", None)
+    assert (other.service, other.models, other.endpoints) == ("other", ("other",), [])
+    assert other.table is not None and [each.weight for each in other.table.versions] == [0.95, 0.05]
