@@ -369,6 +369,12 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch("log_resyncs", lambda: counts.resyncs)
     metrics.watch("log_unreadable", lambda: book.log.unreadable + book.unreadable_summaries)
     metrics.watch("log_crashes", lambda: book.log.crashes)
+    # Both ports may be off; whoever opens one tells where its numbers are.
+    metrics.watch("control_streams", lambda: running.control.streams if running.control is not None else 0)
+    metrics.watch("control_events_dropped", float)
+    metrics.watch("xds_clients", lambda: running.xds.streams if running.xds is not None else 0)
+    metrics.watch("xds_acks", float)
+    metrics.watch("xds_nacks", float)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

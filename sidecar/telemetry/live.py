@@ -6,9 +6,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from sidecar.core.breaker import Breaker, Scope, State
+from sidecar.core.desk import Desk
 from sidecar.core.detection import Detection
 from sidecar.core.fleet import Fleet, Node
 from sidecar.core.poison import Suspects
+from sidecar.telemetry import routing
 from sidecar.telemetry.series import Kind, header, label_text
 
 Source = Callable[[], float]
@@ -40,6 +42,11 @@ Watched = Literal[
     "log_resyncs",
     "log_unreadable",
     "log_crashes",
+    "control_streams",
+    "control_events_dropped",
+    "xds_clients",
+    "xds_acks",
+    "xds_nacks",
 ]
 """What other parts own and the scrape reads."""
 
@@ -99,6 +106,15 @@ WATCHED: Mapping[Watched, tuple[str, Kind, str]] = MappingProxyType(
         "log_resyncs": ("sidecar_log_resyncs_total", "counter", "Shards read whole: records were missed, or lost"),
         "log_unreadable": ("sidecar_log_unreadable_total", "counter", "Records skipped: another schema, or not ours"),
         "log_crashes": ("sidecar_log_crashes_total", "counter", "Faults of ours while following the log"),
+        "control_streams": ("sidecar_control_streams", "gauge", "Descriptor streams that are open"),
+        "control_events_dropped": (
+            "sidecar_control_events_dropped_total",
+            "counter",
+            "Events that a descriptor stream was too slow for, told by a snapshot instead",
+        ),
+        "xds_clients": ("sidecar_xds_clients", "gauge", "Envoys that are connected"),
+        "xds_acks": ("sidecar_xds_acks_total", "counter", "Pushes that an Envoy took"),
+        "xds_nacks": ("sidecar_xds_nacks_total", "counter", "Pushes that an Envoy refused"),
     }
 )
 
@@ -226,12 +242,13 @@ COUNTED = 20
 class LiveGauges:
     """Set the attributes, then ask for `pieces` at every scrape. `now`: the fleet's clock, monotonic seconds."""
 
-    __slots__ = ("build", "fleet", "now", "sources")
+    __slots__ = ("build", "desk", "fleet", "now", "sources")
 
     def __init__(self, build: str) -> None:
         self.build = build
         self.sources: dict[Watched, Source] = {}
         self.fleet: Fleet | None = None
+        self.desk: Desk | None = None
         self.now: Source = float
 
     def pieces(self) -> Iterator[str]:
@@ -245,6 +262,7 @@ class LiveGauges:
         if self.fleet is not None:
             yield from self._services(self.fleet)
             yield from self._nodes(self.fleet)
+        yield from routing.pieces(self.desk, self.fleet, self.now())
 
     def _services(self, fleet: Fleet) -> Iterator[str]:
         services = list(fleet.services.items())

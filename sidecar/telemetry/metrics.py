@@ -16,6 +16,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from sidecar.core.breaker import Scope, Transition
+from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
 from sidecar.core.sketch import bucket_of
 from sidecar.kernel.errors import Reason
@@ -139,6 +140,19 @@ class Metrics:
         self.policy_loads = self._counters(
             "sidecar_policy_loads_total", "Policy loads: applied, or refused with the last good kept", ("outcome",)
         )
+        self.route_updates = self._counters(
+            "sidecar_route_updates_total",
+            "Updates of routing tables asked here: accepted, repeated, or why they were refused",
+            ("result",),
+        )
+        self.rollout_moves = self._counters(
+            "sidecar_rollout_transitions_total",
+            "Canaries that came to another step or phase, by where to; each sidecar counts what it heard",
+            ("service", "to"),
+        )
+        self.xds_pushes_sent = self._counters(
+            "sidecar_xds_pushes_total", "Resources sent to Envoys, by their type", ("type",)
+        )
         # Both exist from the start, so that an alert on a rise sees the first one.
         self._applied = self.policy_loads.child(("applied",))
         self._refused = self.policy_loads.child(("refused",))
@@ -192,6 +206,22 @@ class Metrics:
         """Count a policy load: applied, or refused."""
         (self._applied if applied else self._refused).n += 1
 
+    def route_update(self, result: str) -> None:
+        """Count an update of a routing table: `accepted`, `repeated`, or the code of its refusal."""
+        self.route_updates.child((result,)).n += 1
+
+    def rollout_moved(self, service: str, to: str) -> None:
+        """Count a canary's change: `step`, or the phase that it came to."""
+        self.rollout_moves.child((service, to)).n += 1
+
+    def xds_push(self, kind: str) -> None:
+        """Count a push to an Envoy: `cds`, `eds`, `lds` or `rds`."""
+        self.xds_pushes_sent.child((kind,)).n += 1
+
+    def watch_desk(self, desk: Desk) -> None:
+        """Read the routing tables off `desk` at every scrape."""
+        self.live.desk = desk
+
     def watch(self, name: Watched, source: Source) -> None:
         """Read `source()` at every scrape, on the loop's thread; it must not wait."""
         self.live.sources[name] = source
@@ -201,8 +231,14 @@ class Metrics:
         self.live.fleet = fleet
         self.live.now = now
 
-    def retain(self, fleet: Fleet) -> None:
-        """Forget the series of services and endpoints that `fleet` no longer has. Call after a policy was applied."""
+    def retain(self, fleet: Fleet, only: Collection[str] = ()) -> None:
+        """Forget the series of services and endpoints that `fleet` no longer has. Call after a policy was applied.
+
+        `only`: services of which endpoints left; all others are as they were.
+        """
+        if only:
+            self._retain_nodes(fleet, frozenset(only))
+            return
         services = {str(name) for name in fleet.services} | {""}
         nodes = {(str(name), str(key)) for name, service in fleet.services.items() for key in service.nodes}
         endpoints = {key for _, key in nodes}
@@ -221,9 +257,24 @@ class Metrics:
         for summaries in (self.attempt_duration, self.attempt_ttft):
             summaries.retain(lambda labels: (labels[0], labels[2]) in nodes)
         self.malformed_upstream_bytes.retain(lambda labels: labels[0] in endpoints)
+        self.rollout_moves.retain(lambda labels: labels[0] in services)
         self.transitions.retain(
             lambda labels: labels[1] in services and (not labels[2] or (labels[1], labels[2]) in nodes)
         )
+
+    def _retain_nodes(self, fleet: Fleet, only: frozenset[str]) -> None:
+        nodes = {(name, str(key)) for name in only for key in fleet.services[ServiceName(name)].nodes}
+
+        def stays(service: str, node: str) -> bool:
+            return service not in only or (service, node) in nodes
+
+        self._attempt_series = {key: series for key, series in self._attempt_series.items() if stays(key[0], key[2])}
+        self.touched = [series for series in self.touched if stays(series.key[0], series.key[2])]
+        for counters in (self.attempts, self.probe_copies, self.attempt_connections, self.malformed_events):
+            counters.retain(lambda labels: stays(labels[0], labels[2]))
+        for summaries in (self.attempt_duration, self.attempt_ttft):
+            summaries.retain(lambda labels: stays(labels[0], labels[2]))
+        self.transitions.retain(lambda labels: not labels[2] or stays(labels[1], labels[2]))
 
     async def render(self) -> tuple[bytes, str]:
         """The exposition and its content type. One scrape at a time renders; each lets the loop go on in between."""
