@@ -286,7 +286,8 @@ def simulated(setting: Setting, tally: Tally, seconds: float) -> Iterator[Stage]
                 target = Target.of(proxy.said("listening on").split()[-1])
                 admin = None
             else:
-                flags = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"]
+                flags = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--control", "off"]
+                flags += ["--log-format", "json"]
                 proxy = Child(
                     directory, "sidecar", ["sidecar", "run", *flags, "--access-log", "off", "--policy", str(policy)]
                 )

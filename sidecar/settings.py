@@ -16,10 +16,11 @@ from sidecar.policy.address import UNIX_PATH_MAX_BYTES, parse_host, parse_port, 
 from sidecar.policy.duration import parse_seconds
 from sidecar.txlog.target import parse_target
 
-# Loopback: a sidecar started by hand must not serve its network; the container image sets SIDECAR_LISTEN and
-# SIDECAR_ADMIN to all interfaces.
+# Loopback: a sidecar started by hand must not serve its network; the container image sets SIDECAR_LISTEN, SIDECAR_ADMIN
+# and SIDECAR_CONTROL to all interfaces.
 DEFAULT_LISTEN = "127.0.0.1:9400"
 DEFAULT_ADMIN = "127.0.0.1:9401"
+DEFAULT_CONTROL = "127.0.0.1:9402"
 
 EMBEDDED = "embedded"
 LOCAL = "local"
@@ -65,10 +66,12 @@ class Listen(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as it was told to be.
 
-    `admin` None: no admin listener. `policy` None: `upstreams` alone make one service `default`. `drain_s`: how long
-    live streams may go on after SIGTERM; 0 cuts them at once. `settle_s`: how long new requests are still taken after
-    readiness turned false; 0 is for where nobody watches it. `trusted`: the listener's peers are ours, so their
-    `x-sidecar-*` headers are believed. `max_connections` is of clients; more are closed at once.
+    `admin` None: no admin listener. `control` None: no descriptor stream; its certificate and key go together, its
+    authority asks clients for theirs, and its token, or the file that holds it, is what writers bring (`control.door`).
+    `policy` None: `upstreams` alone make one service `default`. `drain_s`: how long live streams may go on after
+    SIGTERM; 0 cuts them at once. `settle_s`: how long new requests are still taken after readiness turned false; 0 is
+    for where nobody watches it. `trusted`: the listener's peers are ours, so their `x-sidecar-*` headers are believed.
+    `max_connections` is of clients; more are closed at once.
 
     `redis`: where the shared log is: `local` (this process), `embedded` (a server of its own, over `data`) or a URL,
     which may hold a password: `str(parse_target(redis))` does not. `redis_note`: what to say about it at start, empty
@@ -78,6 +81,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     listen: Listen = Listen("127.0.0.1", 9400)
     admin: Listen | None = Listen("127.0.0.1", 9401)
+    control: Listen | None = Listen("127.0.0.1", 9402)
+    control_tls_cert: Path | None = None
+    control_tls_key: Path | None = None
+    control_tls_ca: Path | None = None
+    control_token: str = ""
+    control_token_file: Path | None = None
     upstreams: tuple[str, ...] = ()
     policy: Path | None = None
     drain_s: float = 120.0
@@ -123,7 +132,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     operation.add_argument(
         "--admin", metavar="HOST:PORT|off", help=f"health, metrics, breakers (default {DEFAULT_ADMIN}); or unix:///path"
     )
-    operation.add_argument("--control", metavar="off", help="the descriptor stream; this version accepts off only")
+    control = parser.add_argument_group("the descriptor stream")
+    control.add_argument(
+        "--control", metavar="HOST:PORT|off", help=f"where release tools connect, by gRPC (default {DEFAULT_CONTROL})"
+    )
+    control.add_argument("--control-tls-cert", metavar="FILE", help="PEM chain: the port speaks TLS")
+    control.add_argument("--control-tls-key", metavar="FILE", help="PEM key of --control-tls-cert")
+    control.add_argument("--control-tls-ca", metavar="FILE", help="PEM: clients need a certificate of this authority")
+    control.add_argument(
+        "--control-token-file",
+        metavar="FILE",
+        help="the token that writers bring, read anew when it is needed; SIDECAR_CONTROL_TOKEN is the token itself;"
+        " with neither only this machine writes, and who has a certificate",
+    )
     log = parser.add_argument_group("the shared log")
     log.add_argument(
         "--redis",
@@ -186,16 +207,28 @@ class _Reader:
         self._here = here
 
     def settings(self) -> Settings:
-        self._only("control", "off", "the descriptor stream is not in this version")
         defaults = Settings()
         cert, key = self._path("tls-cert"), self._path("tls-key")
         if (cert is None) != (key is None):
             raise UsageError("--tls-cert and --tls-key go together: one of them is missing")
         listen = self._listen()
+        control_cert, control_key = self._path("control-tls-cert"), self._path("control-tls-key")
+        if (control_cert is None) != (control_key is None):
+            raise UsageError("--control-tls-cert and --control-tls-key go together: one of them is missing")
+        control_ca = self._path("control-tls-ca")
+        if control_ca is not None and control_cert is None:
+            raise UsageError("--control-tls-ca is of no use without --control-tls-cert and --control-tls-key")
+        control_token, control_token_file = self._control_token()
         redis, note = self._redis()
         return Settings(
             listen=listen,
             admin=self._admin(),
+            control=self._control(),
+            control_tls_cert=control_cert,
+            control_tls_key=control_key,
+            control_tls_ca=control_ca,
+            control_token=control_token,
+            control_token_file=control_token_file,
             upstreams=self._upstreams(),
             policy=self._path("policy"),
             drain_s=self._seconds("drain", defaults.drain_s),
@@ -225,11 +258,6 @@ class _Reader:
         name = _variable(flag)
         return self._environ.get(name) or None, name
 
-    def _only(self, flag: str, accepted: str, why: str) -> None:
-        value, source = self._text(flag)
-        if value is not None and value != accepted:
-            raise UsageError(f'{source}: "{value}" is not accepted: {why}; the only value is "{accepted}"')
-
     def _listen(self) -> Listen:
         value, source = self._text("listen")
         listen = parse_listen(value or DEFAULT_LISTEN, source)
@@ -240,6 +268,25 @@ class _Reader:
     def _admin(self) -> Listen | None:
         value, source = self._text("admin")
         return None if value == "off" else parse_listen(value or DEFAULT_ADMIN, source)
+
+    def _control(self) -> Listen | None:
+        value, source = self._text("control")
+        if value == "off":
+            return None
+        control = parse_listen(value or DEFAULT_CONTROL, source)
+        if control.path:
+            raise UsageError(f"{source}: release tools connect by HOST:PORT; a unix socket is for --admin only")
+        return control
+
+    def _control_token(self) -> tuple[str, Path | None]:
+        """The token of writers, or the file that has it. A flag would show a token to all who list processes."""
+        name = "SIDECAR_CONTROL_TOKEN"
+        token, path = self._environ.get(name, "").strip(), self._path("control-token-file")
+        if token and path is not None:
+            raise UsageError(f"{name} and a token's file are both given: which one counts?")
+        if not (token.isascii() and token.isprintable()):
+            raise UsageError(f"{name} has characters that no header can carry: letters, digits and signs of ASCII only")
+        return token, path
 
     def _upstreams(self) -> tuple[str, ...]:
         urls: list[str] | None = getattr(self._arguments, "upstream", None)

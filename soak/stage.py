@@ -162,7 +162,8 @@ class SidecarProcess:
 async def sidecar(policy: Path, program: str) -> AsyncIterator[SidecarProcess]:
     """The sidecar as a process of its own, with every line of its log; `program` is `soak.observed`, or wraps it."""
     told = policy.parent / "told.json"
-    flags = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json", "--policy", str(policy)]
+    flags = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--control", "off"]
+    flags += ["--log-format", "json", "--policy", str(policy)]
     flags += ["--settle", "0s", "--drain", "5s"]
     async with process("soak.apart", program, "run", *flags, **{TELL: str(told)}) as running:
         started = await running.event("started")

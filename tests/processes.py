@@ -82,9 +82,10 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def process(*arguments: str, **environ: str) -> AsyncIterator[Process]:
-    """`python -m ...`, killed at the end if it is still there. Unless told otherwise it starts no server of the log."""
+    """`python -m ...`, killed at the end if it is still there. Unless told otherwise it starts no server of the log
+    and serves no descriptor stream."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SIDECAR_")}
-    clean["SIDECAR_REDIS"] = "local"
+    clean |= {"SIDECAR_REDIS": "local", "SIDECAR_CONTROL": "off"}
     made = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

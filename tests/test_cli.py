@@ -113,7 +113,7 @@ def test_every_demo_has_a_directory_of_its_own_that_goes_with_it(monkeypatch: py
         (["run", "--listen"], "expected one argument"),
         (["run", "--listen", "nope"], '--listen: "nope" has no port'),
         (["run", "--redis", "http://x"], "--redis: "),
-        (["run", "--control", ":9402"], "--control: "),
+        (["run", "--control", "9402"], '--control: "9402" has no port'),
         (["demo", "--fault", "gremlins"], '--fault: "gremlins" is not one of stall,'),
         (["validate"], "the following arguments are required: FILE|DIR"),
         (["breakers"], "the following arguments are required: ACTION"),

@@ -12,7 +12,7 @@ import pytest
 from sidecar.demo.script import Kind
 
 Start = Callable[..., "subprocess.Popen[str]"]
-FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--control", "127.0.0.1:0")
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_fault_opens_a_breaker_that_closes_again(start: Start) -> None:
 def test_a_taken_port_is_told_and_ends_with_1(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = start("--listen", f"127.0.0.1:{port}", "--admin", "off")
+        process = start("--listen", f"127.0.0.1:{port}", "--admin", "off", "--control", "off")
         _, complaints = process.communicate(timeout=10)
     assert process.returncode == 1
     assert complaints.startswith("sidecar demo: ")

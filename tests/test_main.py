@@ -289,7 +289,7 @@ async def test_sighup_without_a_policy_kills_nobody() -> None:
 
 # --- in process -------------------------------------------------------------------------------------------------------
 
-HERE = Settings(listen=Listen("127.0.0.1", 0), admin=None, access_log="off")
+HERE = Settings(listen=Listen("127.0.0.1", 0), admin=None, control=None, access_log="off")
 NOBODY = single(["http://127.0.0.1:1"])
 
 
@@ -298,13 +298,14 @@ async def test_serving_raises_what_happened_and_not_a_group() -> None:
         async with serving(HERE):
             pass
     with pytest.raises(PolicyErrors):
-        async with serving(Settings(listen=HERE.listen, admin=None, policy=Path("/nowhere"))):
+        async with serving(Settings(listen=HERE.listen, admin=None, control=None, policy=Path("/nowhere"))):
             pass
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError):
-            async with serving(Settings(listen=Listen("127.0.0.1", taken.getsockname()[1]), admin=None), NOBODY):
+            taken_port = Listen("127.0.0.1", taken.getsockname()[1])
+            async with serving(Settings(listen=taken_port, admin=None, control=None), NOBODY):
                 pass
     with pytest.raises(ZeroDivisionError):
         async with serving(HERE, NOBODY):

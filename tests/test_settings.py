@@ -34,6 +34,7 @@ def read_at(here: Here, *flags: str, **environ: str) -> Settings:
 def test_nothing_given_gives_the_defaults() -> None:
     assert read() == read(PATH="/bin") == GIVEN_NOTHING
     assert (str(Settings().listen), str(Settings().admin)) == ("127.0.0.1:9400", "127.0.0.1:9401")
+    assert str(Settings().control) == "127.0.0.1:9402"
 
 
 def test_without_a_server_to_embed_the_log_is_local_and_that_is_said() -> None:
@@ -122,7 +123,10 @@ GIVEN: list[tuple[str, str, str, Any]] = [
     ("access-log", "errors", "access_log", "errors"),
     ("max-connections", "1", "max_connections", 1),
     ("max-connections", "1000000", "max_connections", 1_000_000),
-    ("control", "off", "listen", Settings().listen),
+    ("control", "off", "control", None),
+    ("control", ":9402", "control", Listen("0.0.0.0", 9402)),
+    ("control", "127.0.0.1:0", "control", Listen("127.0.0.1", 0)),
+    ("control-token-file", "/run/token", "control_token_file", Path("/run/token")),
     ("redis", "local", "redis", "local"),
     ("redis", "embedded", "redis", "embedded"),
     ("redis", "redis://a", "redis", "redis://a"),
@@ -148,6 +152,7 @@ def test_a_flag_and_its_variable_mean_the_same(flag: str, text: str, field: str,
 
 def test_every_flag_of_the_contract_exists_and_is_a_variable_too() -> None:
     flags = {flag for flag, *_ in GIVEN} | {"trusted", "tls-cert", "tls-key"}
+    flags |= {"control-tls-cert", "control-tls-key", "control-tls-ca"}
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     declared = {option.removeprefix("--") for action in parser._actions for option in action.option_strings}
@@ -171,6 +176,9 @@ def test_an_empty_variable_is_an_absent_one() -> None:
         "LOG_FORMAT",
         "REDIS",
         "CONTROL",
+        "CONTROL_TOKEN",
+        "CONTROL_TOKEN_FILE",
+        "CONTROL_TLS_CA",
         "TRUSTED",
         "TLS_CERT",
         "DATA",
@@ -202,6 +210,28 @@ def test_tls_takes_a_certificate_and_its_key() -> None:
             read(*half)
 
 
+def test_the_descriptor_stream_takes_a_certificate_its_key_and_an_authority() -> None:
+    settings = read("--control-tls-cert", "/c", "--control-tls-key", "/k", SIDECAR_CONTROL_TLS_CA="/a")
+    files = (settings.control_tls_cert, settings.control_tls_key, settings.control_tls_ca)
+    assert files == (Path("/c"), Path("/k"), Path("/a"))
+    assert settings.tls_cert is None
+    for half in (["--control-tls-cert", "/c"], ["--control-tls-key", "/k"]):
+        with pytest.raises(UsageError, match="go together"):
+            read(*half)
+    with pytest.raises(UsageError, match="is of no use without"):
+        read("--control-tls-ca", "/a")
+
+
+def test_the_token_of_writers_is_no_flag() -> None:
+    assert read(SIDECAR_CONTROL_TOKEN="secret\n").control_token == "secret"
+    with pytest.raises(UsageError, match=r"^SIDECAR_CONTROL_TOKEN and a token's file are both given"):
+        read("--control-token-file", "/t", SIDECAR_CONTROL_TOKEN="secret")
+    for text in ("s\u00e9cret", "a\nb"):
+        with pytest.raises(UsageError, match="no header can carry") as told:
+            read(SIDECAR_CONTROL_TOKEN=text)
+        assert text not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("1", True), ("YES", True), ("false", False), ("0", False)]
 )
@@ -228,7 +258,8 @@ def test_trust_is_given_by_flag_or_variable(text: str, value: bool) -> None:
         ("admin", "on", "has no port"),
         ("admin", "unix://run/a", "absolute"),
         ("admin", "unix:///" + "a" * 107, "at most 107 bytes"),
-        ("control", "127.0.0.1:9402", 'the only value is "off"'),
+        ("control", "on", "has no port"),
+        ("control", "unix:///run/a", "for --admin only"),
         (
             "redis",
             "127.0.0.1:6379",

@@ -110,7 +110,8 @@ async def sidecar(
     identity: Identity | None = None,
     **settings: object,
 ) -> AsyncIterator[Sidecar]:
-    """A sidecar in front of upstreams (one plain service) or of whole services, with admin off unless set."""
+    """A sidecar in front of upstreams (one plain service) or of whole services; admin and control are off unless
+    set."""
     services: Sequence[Service] = [each for each in what if isinstance(each, Service)]
     others = [each for each in what if not isinstance(each, Service)]
     assert not (services and others)
@@ -120,6 +121,7 @@ async def sidecar(
     chosen: dict[str, object] = {
         "listen": Listen("127.0.0.1", 0),
         "admin": None,
+        "control": None,
         "drain_s": 0.2,
         "settle_s": 0.0,
         "access_log": "off",

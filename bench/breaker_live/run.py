@@ -284,7 +284,8 @@ async def stage(arm: Arm) -> AsyncIterator[tuple[list[EngineProcess], Process, i
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="breaker-live-")))
         policy = directory / "policy.yaml"
         policy.write_text(arm.policy(keys))
-        flags = ["--listen", "127.0.0.1:0", "--admin", "off", "--log-format", "json", "--policy", str(policy)]
+        flags = ["--listen", "127.0.0.1:0", "--admin", "off", "--control", "off"]
+        flags += ["--log-format", "json", "--policy", str(policy)]
         sidecar = await stack.enter_async_context(process("soak.apart", "sidecar", "run", *flags))
         started = await sidecar.event("started")
         yield engines, sidecar, int(str(started["listen"]).rpartition(":")[2]), keys

@@ -109,7 +109,8 @@ def sidecar(python: str, access_log: str = "off", redis: str = "local") -> Calla
     the transaction log is, in which `{beside}` is the port of what runs beside it."""
 
     def command(place: Place) -> list[str]:
-        options = ["--policy", place.config("sidecar.yaml"), "--admin", "127.0.0.1:0", "--log-format", "json"]
+        options = ["--policy", place.config("sidecar.yaml"), "--admin", "127.0.0.1:0", "--control", "off"]
+        options += ["--log-format", "json"]
         quick = ["--redis", redis.format(beside=place.beside), "--drain", "0s", "--settle", "0s"]
         listen = ["--listen", f"127.0.0.1:{place.listen}"]
         return [python, "-m", "sidecar", "run", *listen, *options, "--access-log", access_log, *quick]

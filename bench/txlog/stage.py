@@ -148,7 +148,8 @@ class Sidecar:
 @contextlib.asynccontextmanager
 async def sidecar(tree: Tree, redis: str, policy: Path, *more: str) -> AsyncIterator[Sidecar]:
     """`sidecar run` over that server with that policy, on a port of the system's choice."""
-    flags = ["--listen", "127.0.0.1:0", "--admin", "off", "--log-format", "json", "--access-log", "off"]
+    flags = ["--listen", "127.0.0.1:0", "--admin", "off", "--control", "off"]
+    flags += ["--log-format", "json", "--access-log", "off"]
     began = time.time()
     async with program(tree, "sidecar", "run", *flags, "--redis", redis, "--policy", str(policy), *more) as running:
         async with asyncio.timeout(LIMIT_S):

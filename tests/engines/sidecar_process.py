@@ -28,7 +28,7 @@ class Sidecar:
         policy_file = folder / "policy.yaml"
         policy_file.write_text(policy, encoding="utf-8")
         binary = Path(sys.executable).with_name("sidecar")  # of the environment that runs the tests
-        flags = "--listen 127.0.0.1:0 --admin 127.0.0.1:0 --drain 1s --settle 1ms --log-format json"
+        flags = "--listen 127.0.0.1:0 --admin 127.0.0.1:0 --control off --drain 1s --settle 1ms --log-format json"
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [str(binary), "run", *flags.split(), "--policy", str(policy_file)],

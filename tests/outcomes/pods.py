@@ -101,6 +101,7 @@ async def pod(name: str, url: str, plan: Service, directory: Path, **settings: o
     chosen: dict[str, object] = {
         "listen": Listen("127.0.0.1", 0),
         "admin": Listen("127.0.0.1", 0),
+        "control": None,
         "drain_s": 0.2,
         "settle_s": 0.0,
         "access_log": "off",

@@ -111,7 +111,7 @@ async def test_log_says_that_the_client_left(begun: bool, tmp_path: Path) -> Non
 
     data = stream_head() + chunked(ROLE, token(1), end=False) if begun else b""
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
-    settings = Settings(listen=Listen("127.0.0.1", 0), admin=None, log_format="json", access_log="all")
+    settings = Settings(listen=Listen("127.0.0.1", 0), admin=None, control=None, log_format="json", access_log="all")
     async with Upstream(one_by_one(silent_after(data))) as upstream:
         snapshot = Snapshot(version=1, services=(service(upstream),), ready_when="always")
         async with serving(settings, snapshot, log_fd=log) as running, connect(running.proxy_port) as client:
