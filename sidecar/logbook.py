@@ -16,7 +16,7 @@ from typing import Any, Final
 from sidecar.admin.facts import LogAway, LogRecord, LogView
 from sidecar.core import evidence
 from sidecar.core.breaker import Action, Scope, Transition
-from sidecar.core.fleet import Fleet
+from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.kernel.ids import ServiceName
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.tally import Tally
@@ -27,6 +27,7 @@ from sidecar.txlog.log import State, Subscription, TransactionLog
 from sidecar.txlog.recording import Recorder
 from sidecar.txlog.replica import Replica
 from sidecar.txlog.store import Entry, Store, StoreDown
+from sidecar.txlog.summary import Summary
 
 START_S: Final = 2.0
 """How long a start waits to learn what all agree on; traffic then begins on local state, and the log is tried on."""
@@ -61,6 +62,8 @@ class Logbook:
         self._teller = summary.Teller(replica.observer, int(wall() * 1000), clock())
         self._heard = summary.Heard(replica.observer)
         self.unreadable_summaries = 0
+        self.on_summary: Callable[[Summary, int], None] = _nobody
+        """Told of each summary that is read, once, ours too, with the server's milliseconds when it was appended."""
 
     @contextlib.asynccontextmanager
     async def kept(self, redis: str, prefix: str, data: Path, tasks: asyncio.TaskGroup) -> AsyncIterator["Logbook"]:
@@ -118,6 +121,10 @@ class Logbook:
         for share in self._teller.tell(fleet, self._tally.take(), now):
             self.replica.share(share)
 
+    def tell_trial(self, service: ServiceState, trial: bytes) -> None:
+        """Tells the others what was seen of a service's rollout; `trial` as `summary.encode_trial` makes it."""
+        self.replica.share(self._teller.tell_trial(service, trial), anyway=True)
+
     def _evidence(self, entry: Entry) -> None:
         try:
             seen = summary.decode(entry.data)
@@ -126,8 +133,11 @@ class Logbook:
             self.unreadable_summaries += 1
             return
         now = self._clock()
+        if not self._heard.first(seen, at_ms, self.replica.server.now_us(now) // 1000):
+            return
+        self.on_summary(seen, at_ms)
         service = self.replica.fleet.services.get(ServiceName(seen.service))
-        news = self._heard.news(seen, at_ms, self.replica.server.now_us(now) // 1000)
+        news = self._heard.news(seen)
         if service is not None and news:
             for transition in evidence.absorb(service, news, now):
                 self._tell(transition)
@@ -204,6 +214,10 @@ class Live:
     def close(self) -> None:
         """Nothing more is wanted."""
         self._subscription.close()
+
+
+def _nobody(summary: Summary, at_ms: int) -> None:
+    """Nobody wants them."""
 
 
 async def _breathe() -> None:

@@ -18,21 +18,30 @@ to say why nobody can serve, and of many that is said again for a moment without
    `return_home` it stays where it moved to.
 4. `pick` writes nothing but the node's permit. `bind` writes the binding, once the node has accepted. A probe binds
    nobody: what is on trial may refuse the session's next request.
-5. When nobody can serve, the reason speaks of the nodes that this request has not tried: all open, `breaker_open` and
+5. Endpoints of a zone that is turned down get their `share` of what they would: each is drawn by its share, and
+   compared with none of another share, for the lighter load of those that are spared would win every comparison. Of
+   the sessions bound there as many stay, always the same ones; the others move as if it were open, and return as the
+   share grows. Local ones that a request leaves so are left for endpoints with more. Nobody leaves who has nowhere
+   better to go, and probes come first as ever.
+6. When nobody can serve, the reason speaks of the nodes that this request has not tried: all open, `breaker_open` and
    the earliest probe; any of them only full, `overloaded` and the earliest of all; none left, `no_endpoint`.
 """
 
 from collections.abc import Callable, Collection
+from hashlib import blake2b
 from typing import Final, Literal
 
 from sidecar.core.breaker import OUTSIDER, Permit
 from sidecar.core.fleet import Node, Pool, ServiceState, Session
 from sidecar.core.pool import Unavailable as Unavailable
 from sidecar.kernel.errors import Reason
-from sidecar.kernel.ids import EndpointKey, VersionName
+from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 
 FEW: Final = 8  # up to this many nodes, visiting all costs less than drawing again
 DRAWS: Final = 10  # pairs drawn of more than that: a request has tried a few at most
+SHARE_DRAWS: Final = 16  # of one by its share, before all are looked at
+PARTNER_DRAWS: Final = 4  # of another of the same share: with most zones as they were, the first is one nearly always
+NOBODY: Final = -1.0  # a share that all are above
 
 Affinity = Literal["", "bound", "moved", "returned"]
 
@@ -80,17 +89,20 @@ def pick(
     if not service.sticky:
         session = None
     if pool.due and may_probe and not tried:
-        node = pool.probe(tried, now)
-        if node is not None:
-            return _choose(service, session, node, version, now)
+        due = pool.probe(tried, now)
+        if due is not None:
+            return _choose(service, session, due, version, now)
     if session is not None and session.node_key is not None:
         choice = _preferred(service, session, pool, tried, now, chance)
         if choice is not None:
             return choice
-    node = _draw(pool.local.nodes, tried, now, chance) if service.local_first else None
-    # Who is alone is drawn whatever its share: it has nobody to leave a request to but those that are not local.
-    if node is None or (len(pool.local.nodes) == 1 < len(pool.ready.nodes) and _yields(node, now, chance)):
-        node = _draw(pool.ready.nodes, tried, now, chance)
+    if service.turned:
+        node = _turned(service, session, pool, tried, now, chance)
+    else:
+        node = _draw(pool.local.nodes, tried, now, chance) if service.local_first else None
+        # Who is alone is drawn whatever its share: it has nobody to leave a request to but those that are not local.
+        if node is None or (len(pool.local.nodes) == 1 < len(pool.ready.nodes) and _yields(node, now, chance)):
+            node = _draw(pool.ready.nodes, tried, now, chance)
     if node is None and not may_probe:
         for waited in pool.nodes:
             if waited.breaker.waited(now) and waited.overload_until <= now and waited.key not in tried:
@@ -107,6 +119,7 @@ def bind(session: Session, choice: Choice, now: float) -> None:
     key = choice.node.key
     if choice.permit.probe:
         return
+    share = choice.node.share
     if choice.affinity == "moved":
         if session.node_key != choice.left:
             return
@@ -119,10 +132,12 @@ def bind(session: Session, choice: Choice, now: float) -> None:
     elif choice.affinity == "returned":
         session.node_key = key
         session.home_key = None
+        share = 1.0  # it was bound there before the zone was turned down
     elif session.node_key is None:
         session.node_key = key
     else:
         return
+    session.share = share
     session.version = choice.node.version
     session.seen_at = now
 
@@ -138,13 +153,18 @@ def _preferred(
     """The session's home if it is time to return, else the node it is bound to, if that may serve."""
     if session.home_key is not None and service.return_home:
         home = pool.ready.get(session.home_key)
-        if home is not None and home.key not in tried and not _yields(home, now, chance):
+        if (
+            home is not None
+            and home.key not in tried
+            and (home.share >= 1.0 or position(session.id) < home.share)
+            and not _yields(home, now, chance)
+        ):
             permit = home.breaker.acquire(now)
             if isinstance(permit, Permit):
                 return Choice(home, permit, "returned")
     key = session.node_key
     bound = None if key is None else pool.ready.get(key)
-    if bound is None or key in tried or _yields(bound, now, chance):
+    if bound is None or key in tried or _yields(bound, now, chance) or (bound.share < 1.0 and _leaves(session, bound)):
         return None
     permit = bound.breaker.acquire(now)
     return Choice(bound, permit, "bound") if isinstance(permit, Permit) else None
@@ -154,6 +174,87 @@ def _yields(node: Node, now: float, chance: Callable[[], float]) -> bool:
     """Whether an endpoint that has just recovered leaves this request to another."""
     breaker = node.breaker
     return now < breaker.ramp_until and chance() >= breaker.share(now)
+
+
+def position(session: SessionId) -> float:
+    """Where a session stands among all, 0-1, the same on every sidecar: those below a zone's share stay in it."""
+    digest = blake2b(f"zone\0{session}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest) // 2048) / (1 << 53)
+
+
+def _leaves(session: Session, bound: Node) -> bool:
+    """Whether a session bound to an endpoint that is turned down is one of those that move: as many stay as its share
+    has become less since the session was bound."""
+    return position(session.id) * session.share >= bound.share
+
+
+def _turned(
+    service: ServiceState,
+    session: Session | None,
+    pool: Pool,
+    tried: Collection[EndpointKey],
+    now: float,
+    chance: Callable[[], float],
+) -> Node | None:
+    """`pick`'s draw while a zone is turned down."""
+    bound: Node | None = None
+    if session is not None and session.node_key is not None and session.node_key not in tried:
+        bound = pool.ready.get(session.node_key)
+        if bound is not None and bound.share >= 1.0:
+            bound = None
+    above = NOBODY if bound is None else bound.share
+    if service.local_first and bound is None:
+        local = _draw(pool.local.nodes, tried, now, chance)
+        if local is not None and (local.share >= 1.0 or chance() < local.share):
+            if not (len(pool.local.nodes) == 1 < len(pool.ready.nodes) and _yields(local, now, chance)):
+                return local
+        elif local is not None:
+            above = local.share
+    node = _draw_by_share(pool.ready.nodes, tried, now, chance, above)
+    return bound if bound is not None and node is not None and node.share <= bound.share else node
+
+
+def _draw_by_share(
+    nodes: list[Node], tried: Collection[EndpointKey], now: float, chance: Callable[[], float], above: float
+) -> Node | None:
+    """One of `nodes` by their shares, or one less loaded of the same share; those `above` a share, if there are any."""
+    count = len(nodes)
+    first: Node | None = None
+    for _ in range(SHARE_DRAWS if count else 0):
+        node = nodes[int(chance() * count)]
+        if node.share > above and (node.share >= 1.0 or chance() < node.share) and node.key not in tried:
+            first = node
+            break
+    if first is None:
+        first = _by_share(nodes, tried, chance, above)
+        if first is None:
+            return None
+    for _ in range(PARTNER_DRAWS):
+        other = nodes[int(chance() * count)]
+        if other is not first and other.share == first.share and other.key not in tried:
+            if other.in_flight + other.waiting < first.in_flight + first.waiting:
+                return first if _yields(other, now, chance) else other
+            return other if _yields(first, now, chance) else first
+    return first
+
+
+def _by_share(
+    nodes: list[Node], tried: Collection[EndpointKey], chance: Callable[[], float], above: float
+) -> Node | None:
+    """The same by looking at all of them."""
+    rest = [node for node in nodes if node.key not in tried]
+    among = [node for node in rest if node.share > above] or rest
+    total = 0.0
+    for node in among:
+        total += node.share
+    if total <= 0.0:
+        return among[int(chance() * len(among))] if among else None
+    left = chance() * total
+    for node in among:
+        left -= node.share
+        if left < 0.0:
+            return node
+    return among[-1]
 
 
 def _draw(nodes: list[Node], tried: Collection[EndpointKey], now: float, chance: Callable[[], float]) -> Node | None:
@@ -192,6 +293,8 @@ def _choose(
         return Choice(node, permit)
     bound = service.nodes.get(key)
     if bound is None or bound.draining or not bound.breaker.passes:
+        return Choice(node, permit, "moved", key)
+    if bound.share < 1.0 and node.share > bound.share and _leaves(session, bound):
         return Choice(node, permit, "moved", key)
     if version is not None and bound.version != version and bound.overload_until <= now:
         return Choice(node, permit, "moved", key)

@@ -1,8 +1,9 @@
 """What an attempt tells of its endpoint, from its start to its end: detector and breaker in one place.
 
-Whoever forwards calls `expect` before, then `first_token`, `late` and `ended` as they happen, and hands the transitions
-on. `ended` gives the permit back and must come once for every permit; the others may never come. An attempt that began
-before its endpoint left, or became one of another version, tells the detector nothing: that one is no more.
+Whoever forwards calls `expect` before, then `first_token`, `late` and `ended` as they happen, `zone_token` where zones
+are watched, and hands the transitions on. `ended` gives the permit back and must come once for every permit; the others
+may never come. An attempt that began before its endpoint left, or became one of another version, tells the detector
+nothing: that one is no more.
 """
 
 from typing import Final
@@ -11,12 +12,17 @@ from sidecar.core.breaker import Permit, Transition
 from sidecar.core.detection import LATE, SILENT, Counts, Detection, Trip
 from sidecar.core.detector import Expectation
 from sidecar.core.fleet import ServiceState
+from sidecar.core.latency import log_s
 from sidecar.core.pool import Node
+from sidecar.core.sketch import bucket_of
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 
 DEADLINES: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.TOKEN_GAP_TIMEOUT})
 """How an attempt ends that took too long: of an overloaded fleet no evidence against one endpoint."""
+
+CUT: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.LATE})
+"""How an attempt ends whose first token we no longer wait for: it would have taken longer still."""
 
 _FAILURE: Final = Result.FAILURE
 _IGNORED: Final = Result.IGNORED
@@ -45,6 +51,21 @@ def first_token(
         return None
     trip = detection.first_token(expectation, took_s, now)
     return None if trip is None else _trip(detection, node, trip, now)
+
+
+def zone_token(service: ServiceState, node: Node, expectation: Expectation | None, took_s: float) -> None:
+    """The first token came, or had not come after `took_s`: what that says of the endpoint's zone.
+
+    For services whose `zone_seen` is not None. `expectation` None: nobody knows what it should have taken.
+    """
+    seen = service.zone_seen
+    if seen is None:
+        return
+    line = None if expectation is None else expectation.line
+    if expectation is None or line is None or not line.ready:
+        seen.add(node.endpoint.zone, bucket_of(took_s))
+    else:
+        seen.add_timed(node.endpoint.zone, bucket_of(took_s), log_s(took_s) - expectation.expected)
 
 
 def late(service: ServiceState, node: Node, expectation: Expectation, silent: bool, now: float) -> Transition | None:

@@ -12,14 +12,17 @@ embedding path says nothing about its chat path.
 3. Nothing here does I/O or waits, so nothing needs a lock.
 4. What sidecars agreed on reaches a breaker here in two ways: at once, if it is known (`adopt`), and when it is made
    (`Agreement.recall`): an endpoint that joins, a session that comes to this pod, may long be open.
+5. A service whose routes change is changed alone (`put`), at a cost that does not know how many others there are. One
+   that only its routing table names may sleep: its models are known, and it is made when somebody asks for one.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from sidecar.core.breaker import (
     FRESH,
@@ -35,6 +38,7 @@ from sidecar.core.breaker import (
     Transition,
 )
 from sidecar.core.budget import RetryBudget
+from sidecar.core.canary import Trial
 from sidecar.core.detection import Detection
 from sidecar.core.detector import Detector
 from sidecar.core.identify import Identifier
@@ -44,6 +48,7 @@ from sidecar.core.normal import STRAINED_S
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node as Node
 from sidecar.core.pool import Pool as Pool
+from sidecar.core.zone import ZoneTally
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
@@ -110,10 +115,10 @@ class Session:
     """What is remembered of a session. Written by `balance.bind` and by the service, in memory only.
 
     `node_key` is the node it is bound to, `home_key` the one it was moved away from and may return to, `version` that
-    of the node it was bound to.
+    of the node it was bound to, `share` what that node got when it was bound.
     """
 
-    __slots__ = ("breaker", "home_key", "id", "node_key", "seen_at", "version")
+    __slots__ = ("breaker", "home_key", "id", "node_key", "seen_at", "share", "version")
 
     def __init__(self, session: SessionId, now: float) -> None:
         self.id = session
@@ -121,6 +126,7 @@ class Session:
         self.node_key: EndpointKey | None = None
         self.home_key: EndpointKey | None = None
         self.version: VersionName | None = None
+        self.share = 1.0
         self.seen_at = now
 
 
@@ -156,6 +162,11 @@ class ServiceState:
         "sticky",
         "suspects",
         "times",
+        "trial",
+        "trial_since",
+        "turned",
+        "zone_seen",
+        "zone_shares",
     )
 
     def __init__(
@@ -180,6 +191,16 @@ class ServiceState:
         """Late requests that enforcing would have moved."""
         self.counted: list[Breaker] = []
         """Sessions and kinds of request that have results to be told; none that has none to live down."""
+        self.zone_shares: dict[str, float] = {}
+        """The zones that are turned down, with what their endpoints get of what they would (`turn`)."""
+        self.turned = False
+        """Whether any endpoint's share is less than 1."""
+        self.zone_seen: ZoneTally | None = None
+        """First tokens by zone, to be told; None where the policy has no zone decay."""
+        self.trial: Trial | None = None
+        """The rollout's step that is observed; None while none is under way."""
+        self.trial_since = inf
+        """What is observed began then, or later."""
         self._session_breakers: dict[SessionId, Breaker] = {}
         self._pools: dict[tuple[str, VersionName | None], Pool] = {}
         self._read(policy)
@@ -192,11 +213,15 @@ class ServiceState:
     def use(self, policy: Service, now: float) -> list[Transition]:
         """Takes a new policy and keeps what is known of every endpoint that is still in it."""
         before = self.policy
+        if policy.endpoints is before.endpoints and self.nodes and policy == replace(before, split=policy.split):
+            self.policy = policy
+            self._divide(policy)
+            return []
         lease_before_s = self.lease_s
         self.policy = policy
         self._read(policy)
         self._pools.clear()
-        self.split = tuple((VersionName(version), part) for version, part in policy.split.items() if part > 0)
+        self._divide(policy)
         retry = policy.retry
         self.budget.use(retry.budget_ratio, retry.budget_min, retry.window_s, now)
         breakers = policy.breakers
@@ -216,7 +241,8 @@ class ServiceState:
                 node = Node(key, self.name, endpoint, breaker, self._pools)
                 fresh[key] = node
             else:
-                node.use(endpoint)
+                if node.endpoint != endpoint:
+                    node.use(endpoint)
                 if not same:
                     moved.append(node.breaker.use_rule(breakers.node, now, lease_s=lease_s))
             if detection is None:
@@ -232,6 +258,8 @@ class ServiceState:
         if detection is not None:
             detection.size = len(nodes)
             detection.keep([node.detector for node in nodes.values() if node.detector is not None])
+        if self.turned or self.zone_shares:
+            self._share()
         self.roster.resize(len(nodes), breakers.node.min_closed_ratio)
         if detection is not None:
             detection.floor = self.roster.minimum
@@ -249,6 +277,21 @@ class ServiceState:
                 moved.extend(self._recall(breaker, now) for breaker in self.request_breakers.values())
         self._trim_sessions(now, len(self.sessions))
         return [transition for transition in moved if transition is not None]
+
+    def turn(self, zones: Mapping[str, float]) -> None:
+        """Gives every endpoint the share that its zone has; a zone that is not among them has all."""
+        shares = {zone: max(0.0, share) for zone, share in zones.items() if zone and share < 1.0}
+        if shares != self.zone_shares:
+            self.zone_shares = shares
+            self._share()
+
+    def _share(self) -> None:
+        # A policy that does not ask for it is obeyed at once, whatever the table still says.
+        shares = self.zone_shares if self.policy.zone_decay is not None else {}
+        self.turned = False
+        for node in self.nodes.values():
+            node.share = shares.get(node.endpoint.zone, 1.0)
+            self.turned = self.turned or node.share < 1.0
 
     def tick(self, now: float) -> list[Transition]:
         """Once a second: what the detector learns. Returns the breakers that a panic closes."""
@@ -279,6 +322,9 @@ class ServiceState:
         opened = [breaker for breaker in self.roster.not_closed.values() if not breaker.held_open]
         return sorted(opened, key=lambda breaker: breaker.since)
 
+    def _divide(self, policy: Service) -> None:
+        self.split = tuple((VersionName(version), part) for version, part in policy.split.items() if part > 0)
+
     def _detect(self, rule: NodeBreaker, now: float) -> None:
         numbers = adaptive(rule)
         # In shadow nobody is kept from who is on trial: a copy would be twice the load, perhaps on the same endpoint.
@@ -304,6 +350,10 @@ class ServiceState:
         self.return_home = policy.balance.return_home
         self._max_sessions = policy.breakers.session.max_sessions
         self._session_idle_s = float(policy.breakers.session.idle_s)
+        if policy.zone_decay is None:
+            self.zone_seen = None
+        elif self.zone_seen is None:
+            self.zone_seen = ZoneTally()
 
     def pool(self, model: str, version: VersionName | None) -> Pool:
         """The nodes for a model and version (None: any), cached."""
@@ -499,13 +549,35 @@ class ServiceState:
             self._session_breakers.pop(oldest.id, None)
 
 
+class Sleeper:
+    """A service that is known by its models alone."""
+
+    __slots__ = ("models", "name")
+
+    def __init__(self, name: ServiceName, models: tuple[str, ...]) -> None:
+        self.name = name
+        self.models = models
+
+
 class Fleet:
     """All services of this sidecar. `chance` gives numbers in [0, 1); it is kept here for those who pick.
 
     `poison_key` is the secret of the fingerprints of prompts, <= 64 bytes; empty: anyone can compute them.
     """
 
-    __slots__ = ("_by_model", "_models", "_poison_key", "agreement", "chance", "identifier", "services")
+    __slots__ = (
+        "_asleep",
+        "_by_model",
+        "_first",
+        "_made",
+        "_models",
+        "_poison_key",
+        "agreement",
+        "chance",
+        "identifier",
+        "services",
+        "wake",
+    )
 
     def __init__(
         self, chance: Callable[[], float], poison_key: bytes = b"", agreement: Agreement | None = None
@@ -515,15 +587,26 @@ class Fleet:
         self.agreement = agreement
         """What is agreed on with other sidecars; None: this one decides alone."""
         self.services: dict[ServiceName, ServiceState] = {}
+        """Replaced, and never changed, when one comes or goes: who goes through them may wait in between."""
         self.identifier = Identifier(Identity())
-        self._models: ModelTable[ServiceState] = ModelTable(())
+        self.wake: Callable[[ServiceName], None] = _stay_asleep
+        """Is to `put` a service that sleeps: somebody asks for it."""
+        self._made: set[ServiceName] = set()
+        self._asleep: dict[ServiceName, Sleeper] = {}
+        self._models: ModelTable[ServiceState | Sleeper] | None = None
+        """None: to be made anew."""
+        self._first: ServiceState | Sleeper | None = None
         self._by_model: dict[str, ServiceState | None] = {}
 
-    def apply(self, snapshot: Snapshot, now: float) -> list[Transition]:
-        """Takes a new policy. Returns the breakers that it closed (their mode is now `off`)."""
+    def apply(self, snapshot: Snapshot, now: float, made: Iterable[Service] = ()) -> list[Transition]:
+        """Takes a new policy. Returns the breakers that it closed (their mode is now `off`).
+
+        `made`: services that no file names; those that sleep and are in neither sleep on.
+        """
         moved: list[Transition] = []
         services: dict[ServiceName, ServiceState] = {}
-        for policy in snapshot.services:
+        added = tuple(made)
+        for policy in (*snapshot.services, *added):
             name = ServiceName(policy.name)
             service = self.services.get(name) or ServiceState(policy, now, self._poison_key, self.agreement)
             moved.extend(service.use(policy, now))
@@ -533,10 +616,61 @@ class Fleet:
                 for node in gone.nodes.values():
                     node.draining = True
         self.services = services
-        self._models = ModelTable([(service.policy.models, service) for service in services.values()])
-        self._by_model.clear()
+        self._made = {ServiceName(policy.name) for policy in added}
+        for name in services:
+            self._asleep.pop(name, None)
+        self._forget_models()
         self.identifier = Identifier(snapshot.identity)
         return moved
+
+    def put(self, policy: Service, now: float) -> list[Transition]:
+        """Takes the policy of one service; one that is new comes after those of the files. Returns as `apply`."""
+        name = ServiceName(policy.name)
+        service = self.services.get(name)
+        if service is not None:
+            if policy.models != service.policy.models:
+                self._forget_models()
+            return service.use(policy, now)
+        service = ServiceState(policy, now, self._poison_key, self.agreement)
+        moved = service.use(policy, now)
+        self.services = {**self.services, name: service}
+        self._made.add(name)
+        self._asleep.pop(name, None)
+        self._forget_models()
+        return moved
+
+    def sleep(self, name: ServiceName, models: tuple[str, ...]) -> None:
+        """A service that is there once it is asked for (`wake`). One that is awake stays so."""
+        known = self._asleep.get(name)
+        if name not in self.services and (known is None or known.models != models):
+            self._asleep[name] = Sleeper(name, models)
+            self._forget_models()
+
+    def _forget_models(self) -> None:
+        self._models = None
+        self._by_model.clear()
+
+    def _find(self, model: str) -> ServiceState | None:
+        """As `service_for`, of a name that is not remembered."""
+        models = self._models
+        if models is None:
+            # Those of the files in their order, then the others in one that all sidecars have.
+            listed: list[ServiceState | Sleeper] = [
+                service for name, service in self.services.items() if name not in self._made
+            ]
+            others: list[tuple[str, ServiceState | Sleeper]] = [(name, self.services[name]) for name in self._made]
+            others += self._asleep.items()
+            ordered = listed + [each for _, each in sorted(others, key=_by_name)]
+            entries: list[tuple[tuple[str, ...], ServiceState | Sleeper]] = [
+                (each.models if isinstance(each, Sleeper) else each.policy.models, each) for each in ordered
+            ]
+            models = self._models = ModelTable(entries)
+            self._first = ordered[0] if ordered else None
+        found = models.find(model) if model else self._first
+        if isinstance(found, Sleeper):
+            self.wake(found.name)
+            return self.services.get(found.name)
+        return found
 
     def tick(self, now: float) -> list[Transition]:
         """To be called once a second: learning, and what else time does beside the requests' path."""
@@ -554,7 +688,7 @@ class Fleet:
             return self._by_model[model]
         except KeyError:
             pass
-        found = self._models.find(model) if model else next(iter(self.services.values()), None)
+        found = self._find(model)
         if len(model) <= MAX_MODEL_NAME:
             if len(self._by_model) >= MAX_MODELS:
                 self._by_model.clear()
@@ -604,3 +738,11 @@ def adaptive(rule: NodeBreaker) -> Adaptive | None:
     if rule.mode == "off" or rule.adaptive is False:
         return None
     return Adaptive() if rule.adaptive is True else rule.adaptive
+
+
+def _stay_asleep(name: ServiceName) -> None:
+    pass
+
+
+def _by_name(named: tuple[str, ServiceState | Sleeper]) -> str:
+    return named[0]

@@ -52,6 +52,7 @@ class Node:
     late while they ran. `in_flight` is ours (whoever
     forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
     what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
+    `share` (0-1) is what it gets of what it would: less than 1 while its zone is turned down (`zone`).
     """
 
     __slots__ = (
@@ -68,6 +69,7 @@ class Node:
         "late",
         "reply_lines",
         "service",
+        "share",
         "version",
         "waiting",
     )
@@ -86,6 +88,7 @@ class Node:
         self.detector: Detector | None = None
         self.use(endpoint)
         self.in_flight = 0
+        self.share = 1.0
         self.late = 0
         self.waiting = 0
         self._overload_until = -inf

@@ -22,7 +22,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from sidecar.policy.address import endpoint_key
-from sidecar.policy.schema import Endpoint, Engine, Service
+from sidecar.policy.schema import Endpoint, Engine, Globs, Name, Service
 
 SCHEMA: Final = 1
 PARTS: Final = 10_000
@@ -57,7 +57,7 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True):
     not said. `compatible`: hashes of other versions that clients of this one may meet. `signature`: kept and not read.
     """
 
-    name: str
+    name: Name
     weight: int
     engine: Engine = "vllm"
     endpoints: tuple[Target, ...] = ()
@@ -137,13 +137,15 @@ class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
 class Decay(msgspec.Struct, frozen=True):
     """A zone that is turned down: its endpoints get `share` (0-1) of what they would. `since_us`: since when.
 
-    `times`: how often in a row, at 1 for the first time. With a share of 1 it is back, and remembered for a while.
+    `times`: how often in a row, at 1 for the first time. `usual_s`: what its first tokens usually took, 0: not known.
+    With a share of 1 it is back, and remembered for a while.
     """
 
     share: float
     since_us: int
     why: str = ""
     times: int = 1
+    usual_s: float = 0.0
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -161,9 +163,9 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True):
     `versions` empty: nobody updated it (a zone was turned down), and the policy's file alone says them.
     """
 
-    service: str
-    versions: tuple[Version, ...] = ()
-    models: tuple[str, ...] = ()
+    service: Name
+    versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_VERSIONS)] = ()
+    models: Globs = ()
     zones: dict[str, Decay] = {}
     rollout: Rollout | None = None
     seen: tuple[Seen, ...] = ()
@@ -290,5 +292,24 @@ def effective(policy: Service, table: Table) -> Service:
                 zone=target.zone or known.zone,
                 node=target.node or known.node,
             )
-    split = {version.name: float(version.weight) for version in table.versions}
-    return replace(policy, endpoints=tuple(fixed.values()), split=split)
+    return replace(policy, endpoints=tuple(fixed.values()), split=_split(table))
+
+
+def reweighed(service: Service, before: Table, table: Table) -> Service | None:
+    """`service`, which is what `before` makes of a policy, as `table` has it; None where more than weights differ.
+
+    Its endpoints stay the same object: who compares them need not go through thousands.
+    """
+    if [_stands(each) for each in before.versions if each.endpoints] != [
+        _stands(each) for each in table.versions if each.endpoints
+    ]:
+        return None
+    return replace(service, split=_split(table))
+
+
+def _stands(version: Version) -> tuple[str, str, tuple[Target, ...]]:
+    return version.name, version.engine, version.endpoints
+
+
+def _split(table: Table) -> dict[str, float]:
+    return {version.name: float(version.weight) for version in table.versions}

@@ -85,9 +85,9 @@ class Pipeline:
 
     def policy_changed(self) -> None:
         """Work out anew what connections need before a request's service is known."""
-        services = self.store.current.services
-        self._idle_client_s = max((float(service.deadlines.idle_client_s) for service in services), default=60.0)
-        self._body_limit = max((service.limits.body_bytes for service in services), default=1 << 20)
+        policies = [service.policy for service in self.fleet.services.values()]
+        self._idle_client_s = max((float(policy.deadlines.idle_client_s) for policy in policies), default=60.0)
+        self._body_limit = max((policy.limits.body_bytes for policy in policies), default=1 << 20)
 
     def idle_client_s(self) -> float:
         """How long a client may be silent, in seconds."""
@@ -413,6 +413,13 @@ class Exchange:
         self._transition(
             evidence.ended(service, node, choice.permit, attempt.expectation, ending, result, attempt.max_gap_s, now)
         )
+        if service.zone_seen is not None and ending in evidence.CUT and not attempt.first_token_at and attempt.sent_at:
+            call = attempt.call
+            if call is not None and call.stream:
+                evidence.zone_token(service, node, attempt.expectation, now - attempt.sent_at)
+        trial = service.trial
+        if trial is not None and attempt.call is not None and attempt.started_at >= service.trial_since:
+            attempt.observe(trial, result)
         self._node_failing = node.breaker.failing
         home = self._service
         if home is not None and (home.suspects.armed or result is _FAILURE):
@@ -648,6 +655,8 @@ class Exchange:
             self._transition(
                 evidence.first_token(service, attempt.node, expectation, first_at - attempt.sent_at, first_at)
             )
+        if service is not None and service.zone_seen is not None and attempt.first_token_at:
+            evidence.zone_token(service, attempt.node, expectation, attempt.first_token_at - attempt.sent_at)
 
     def attempt_late(self, attempt: Attempt) -> None:
         """No token came in the time that was expected: that counts now, not when its deadline ends it."""

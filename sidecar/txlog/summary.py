@@ -5,10 +5,12 @@ little of is found as if one had seen all. `sidecar log replay` takes the rest: 
 span can be judged again under another policy. One blob for both: what is there twice is written twice.
 
 ```
-schema u8 | msgpack array: observer, seq, service, took_ms, endpoints, kinds, sessions, common, excused
+schema u8 | msgpack array: observer, seq, service, took_ms, endpoints, kinds, sessions, common, excused, zones, trial
 endpoint: array of key, version, {outcome: n}, {result: n of copies}, {bucket: n}, in flight, counts, runs
 counts:   array of good, errors, slow, location, timed, left; nil: the detector had nothing to say
 runs:     array of failures in a row: before the first success, at most, after the last; nil: none failed
+zones:    {zone: array of {bucket: n}, timed, left}, as in `core.zone.Told`; of services that watch them
+trial:    msgpack array: part, tally (`core.verdict`); empty: none
 ```
 
 1. Nothing is here that the request path has to count anew: outcomes are the difference of metrics (`telemetry.tally`),
@@ -20,6 +22,8 @@ runs:     array of failures in a row: before the first success, at most, after t
    release, is kept as "other" (None): it counts, and speaks for or against nobody.
 4. Fractions go in thousandths: what a detector makes of them is coarser by far.
 5. A body may grow at its end: what is not known is ignored, what is missing has its default.
+6. What was seen of a rollout is bytes within the body, read by whoever follows that rollout. A tally of a later release
+   must not hide what the rest of a summary says of endpoints.
 """
 
 from collections import OrderedDict
@@ -34,6 +38,8 @@ from sidecar.core.breaker import Scope
 from sidecar.core.detection import Counts
 from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.core.tally import Ended, EndpointTally, ServiceTally
+from sidecar.core.verdict import Tally
+from sidecar.core.zone import Told
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.txlog.codec import Unreadable
@@ -113,7 +119,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     `kinds` (of request) and `sessions` have successes and failures; of sessions only those that failed, or had to live
     a failure down. `common` is how much slower all endpoints were than usual, ln; `excused`: so much was bad everywhere
-    that slowness was no evidence.
+    that slowness was no evidence. `zones`: the first tokens that came, when they came.
+    `trial`: `encode_trial`'s, empty where no rollout was observed.
     """
 
     observer: str
@@ -125,6 +132,8 @@ class Summary(msgspec.Struct, frozen=True):
     sessions: dict[str, tuple[int, int]] = {}
     common: float = 0.0
     excused: bool = False
+    zones: dict[str, Told] = {}
+    trial: bytes = b""
 
 
 class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -148,10 +157,18 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
     sessions: dict[str, tuple[int, int]] = {}
     common: int = 0
     excused: bool = False
+    zones: dict[str, Told] = {}
+    trial: bytes = b""
+
+
+class _Trial(msgspec.Struct, frozen=True, array_like=True):
+    part: int
+    tally: Tally
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Body)
+_trial_decoder: Final = msgspec.msgpack.Decoder(_Trial)
 
 
 def encode(summary: Summary) -> bytes:
@@ -166,6 +183,8 @@ def encode(summary: Summary) -> bytes:
         summary.sessions,
         round(summary.common * _THOUSAND),
         summary.excused,
+        summary.zones,
+        summary.trial,
     )
     return bytes((SCHEMA,)) + _encoder.encode(body)
 
@@ -188,6 +207,8 @@ def decode(data: bytes) -> Summary:
         if each.counts is not None:
             good, errors, slow, _, timed, _ = each.counts
             counted.append((good, errors, slow, timed))
+    for sketch, timed, _ in body.zones.values():
+        counted += [sketch.values(), (timed,)]
     if any(not 0 <= number <= MOST_COUNTED for numbers in counted for number in numbers):
         raise Unreadable("no summary: a count in it is none")
     return Summary(
@@ -200,7 +221,25 @@ def decode(data: bytes) -> Summary:
         body.sessions,
         body.common / _THOUSAND,
         body.excused,
+        body.zones,
+        body.trial,
     )
+
+
+def encode_trial(part: int, tally: Tally) -> bytes:
+    """An observer's tally of a rollout's step, the `part`-th that it tells of it, from 0; for `Summary.trial`."""
+    return _encoder.encode(_Trial(part, tally))
+
+
+def decode_trial(data: bytes) -> tuple[int, Tally]:
+    """The inverse. `Unreadable` for what is none of ours."""
+    try:
+        trial = _trial_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise Unreadable(f"no tally of a rollout: {exc}") from exc
+    if trial.part < 0 or not trial.tally.valid():
+        raise Unreadable("no tally of a rollout: a number in it is none")
+    return trial.part, trial.tally
 
 
 def _packed(each: EndpointSummary) -> _Endpoint:
@@ -272,16 +311,23 @@ class Teller:
             counts = evidence.share(service)
             ended = tallied.get(name, [])
             kinds, sessions = _counted(service)
-            if not counts and not ended and not kinds and not sessions:
+            zones = {} if service.zone_seen is None else service.zone_seen.take()
+            if not counts and not ended and not kinds and not sessions and not zones:
                 continue
             endpoints = _merged(service, ended, counts)
             keep_ms = round(_THOUSAND * float(service.policy.shared.retention_s))
             for begin in range(0, max(1, len(endpoints)), MOST_ENDPOINTS):
                 told = self._summary(service, took_ms, tuple(endpoints[begin : begin + MOST_ENDPOINTS]))
                 if not begin:
-                    told = replace(told, kinds=kinds, sessions=sessions)
+                    told = replace(told, kinds=kinds, sessions=sessions, zones=zones)
                 shares.append(Share(service=name, blob=encode(told), keep_ms=keep_ms))
         return shares
+
+    def tell_trial(self, service: ServiceState, trial: bytes) -> Share:
+        """What was seen of a service's rollout, for itself: that is told as often as its steps are short."""
+        told = replace(self._summary(service, 0, ()), trial=trial)
+        keep_ms = round(_THOUSAND * float(service.policy.shared.retention_s))
+        return Share(service=service.name, blob=encode(told), keep_ms=keep_ms)
 
     def _summary(self, service: ServiceState, took_ms: int, endpoints: tuple[EndpointSummary, ...]) -> Summary:
         detection = service.detection
@@ -341,22 +387,27 @@ class Heard:
         self._observer = observer
         self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         self.dropped = 0
-        """Summaries of others that came again, or too late."""
+        """Summaries that came again, or too late."""
 
-    def news(self, summary: Summary, at_ms: int, now_ms: int) -> list[Counts]:
-        """What it says of each endpoint, for `evidence.absorb`; nothing if it is ours, was read before or is too old.
+    def first(self, summary: Summary, at_ms: int, now_ms: int) -> bool:
+        """Whether it is read for the first time, and not too old.
 
         `at_ms`: when it was appended, `now_ms`: now; both by the server's clock.
         """
-        if summary.observer == self._observer:
-            return []
         teller = summary.observer, summary.service
         last, heard_ms = self._last.get(teller, (-1, now_ms))
         if (summary.seq <= last and now_ms - heard_ms < FORGOTTEN_MS) or now_ms - at_ms > OLD_MS:
             self.dropped += 1
-            return []
+            return False
         self._last[teller] = summary.seq, now_ms
         self._last.move_to_end(teller)
         if len(self._last) > MOST_OBSERVERS:
             self._last.popitem(last=False)
+        return True
+
+    def news(self, summary: Summary) -> list[Counts]:
+        """What one that is read for the first time says of each endpoint, for `evidence.absorb`; nothing if it is ours,
+        for we know."""
+        if summary.observer == self._observer:
+            return []
         return [each.counts for each in summary.endpoints if each.counts is not None]

@@ -1,7 +1,8 @@
 """Which node a request goes to: each rule by a case, all of them together against a plain reckoning."""
 
 import random
-from collections import Counter
+from collections import Counter, deque
+from math import sqrt
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from sidecar.core.fleet import Fleet, Node, ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Adaptive, Balance, Breakers, Endpoint, Mode, Seconds, Service
+from sidecar.policy.schema import Adaptive, Balance, Breakers, Endpoint, Mode, Seconds, Service, ZoneDecay
 from tests.core.build import RULE, chosen, fleet_of, permitted, record, refused, service_of, snapshot_of, trip
 
 S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
@@ -817,3 +818,153 @@ def test_what_proves_nothing_goes_beside_the_probes_when_nobody_else_is_left() -
     assert chosen(other(bench, waited)).node.key == key(1), "while the probe is out"
     breaker.force("open", waited, "somebody")
     assert refused(other(bench, waited)).reason is Reason.BREAKER_OPEN
+
+
+# Zones that are turned down.
+
+
+def zoned(per_zone: int, decayed: float, balance: Balance | None = None, local: str = "") -> ServiceState:
+    """Zones a, b and c; a gets `decayed` of what it would."""
+    endpoints = tuple(
+        Endpoint(url=f"http://{zone}{number}:80", zone=zone, local=zone == local)
+        for zone in "abc"
+        for number in range(per_zone)
+    )
+    service = Service(
+        name="chat",
+        endpoints=endpoints,
+        zone_decay=ZoneDecay(),
+        breakers=Breakers(node=RULE),
+        balance=balance or Balance(),
+    )
+    state = fleet_of(service)[1]
+    state.turn({"a": decayed, "gone": 0.5})
+    return state
+
+
+def share_of_a(state: ServiceState, n: int, *, busy: bool = False, sessions: bool = False) -> float:
+    """Requests that go to zone a, of `n`. `busy`: each stays in flight until twenty more came."""
+    chance, flying, found = random.Random(7).random, deque[Node](), 0
+    for number in range(n):
+        session = state.session(SessionId(f"s{number}"), 0.0) if sessions else None
+        choice = chosen(pick(state, session, None, "m", (), 0.0, chance))
+        if session is not None:
+            bind(session, choice, 0.0)
+        found += choice.node.endpoint.zone == "a"
+        if busy:
+            choice.node.in_flight += 1
+            flying.append(choice.node)
+            if len(flying) > 20:
+                flying.popleft().in_flight -= 1
+    return found / n
+
+
+def within(share: float, expected: float, n: int) -> bool:
+    """Three sigma."""
+    return abs(share - expected) <= 3 * sqrt(expected * (1 - expected) / n)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("per_zone", [1, 3, 100])
+@pytest.mark.parametrize("decayed", [0.0, 0.1, 0.5])
+def test_a_zone_that_is_turned_down_gets_its_share(per_zone: int, decayed: float, busy: bool) -> None:
+    state = zoned(per_zone, decayed)
+    assert within(share_of_a(state, 20_000, busy=busy), decayed / (2 + decayed), 20_000)
+
+
+def test_the_share_holds_where_nearly_all_are_turned_down() -> None:
+    state = zoned(2, 1.0)
+    state.turn({"a": 0.1, "b": 0.1})
+    assert within(share_of_a(state, 20_000), 0.1 / 1.2, 20_000)
+    one = Endpoint(url="http://d:80", zone="d")
+    many = tuple(Endpoint(url=f"http://a{number}:80", zone="a") for number in range(200))
+    state = fleet_of(Service(name="chat", endpoints=(one, *many), zone_decay=ZoneDecay()))[1]
+    state.turn({"a": 0.1})
+    assert within(share_of_a(state, 20_000), 20 / 21, 20_000)
+
+
+def test_new_sessions_follow_the_share_and_stay_where_they_are() -> None:
+    state = zoned(3, 0.1)
+    assert within(share_of_a(state, 20_000, sessions=True), 0.1 / 2.1, 20_000)
+    for _ in range(3):
+        assert all(
+            chosen(pick(state, session, None, "m", (), 0.0, random.Random(1).random)).affinity == "bound"
+            for session in state.sessions.values()
+        )
+
+
+def test_where_all_are_turned_down_they_share_as_ever() -> None:
+    state = zoned(3, 0.1)
+    state.turn({"a": 0.1, "b": 0.1, "c": 0.1})
+    assert within(share_of_a(state, 20_000, sessions=True), 1 / 3, 20_000)
+    state.turn({"a": 0.0, "b": 0.0, "c": 0.0})
+    assert within(share_of_a(state, 20_000), 1 / 3, 20_000)
+    session = state.session(SessionId("s1"), 0.0)
+    assert chosen(pick(state, session, None, "m", (), 0.0, lambda: 0.5)).affinity == "bound", "nowhere better to go"
+
+
+def test_bound_sessions_leave_all_but_the_share_and_come_home_as_it_grows() -> None:
+    state, chance = zoned(3, 1.0), random.Random(3).random
+    share_of_a(state, 6000, sessions=True)
+    at_home = [session for session in state.sessions.values() if (session.node_key or "").startswith("a")]
+    assert 1800 < len(at_home) < 2200
+
+    def asked() -> dict[SessionId, str]:
+        said: dict[SessionId, str] = {}
+        for session in at_home:
+            choice = chosen(pick(state, session, None, "m", (), 0.0, chance))
+            bind(session, choice, 0.0)
+            said[session.id] = choice.affinity
+        return said
+
+    def there() -> set[SessionId]:
+        return {session.id for session in at_home if (session.node_key or "").startswith("a")}
+
+    assert set(asked().values()) == {"bound"}
+    before = there()
+    for share in (0.5, 0.1):
+        state.turn({"a": share})
+        assert set(asked().values()) == {"bound", "moved"}
+        assert there() < before, "the same ones stay"
+        before = there()
+        assert within(len(before) / len(at_home), share, len(at_home))
+        assert set(asked().values()) == {"bound"}, "no ping-pong"
+    for share in (0.25, 0.5, 1.0):
+        state.turn({"a": share})
+        assert set(asked().values()) == {"bound", "returned"}
+        assert there() > before
+        before = there()
+        assert within(len(before) / len(at_home), share, len(at_home)) or share == 1.0
+        assert set(asked().values()) == {"bound"}
+    assert len(before) == len(at_home)
+
+
+def test_local_endpoints_that_are_turned_down_keep_their_share_and_leave_the_rest_to_other_zones() -> None:
+    state = zoned(3, 0.1, Balance(local_first=True), local="a")
+    assert within(share_of_a(state, 20_000), 0.1, 20_000)
+    state.turn({"b": 0.1})
+    assert share_of_a(state, 1000) == 1.0
+
+
+def test_a_zone_that_is_turned_down_has_its_probes() -> None:
+    state = zoned(1, 0.0)
+    slow = next(node for node in state.nodes.values() if node.endpoint.zone == "a")
+    trip(slow.breaker, 0.0)
+    choice = chosen(pick(state, None, None, "m", (), 20.0, lambda: 0.5))
+    assert choice.node is slow and choice.permit.probe
+
+
+def test_a_request_that_was_tried_in_the_other_zones_gets_the_one_that_is_turned_down() -> None:
+    state = zoned(1, 0.0)
+    tried = [node.key for node in state.nodes.values() if node.endpoint.zone != "a"]
+    assert chosen(pick(state, None, None, "m", tried, 0.0, lambda: 0.5)).node.endpoint.zone == "a"
+    assert refused(pick(state, None, None, "m", list(state.nodes), 0.0, lambda: 0.5)).reason is Reason.NO_ENDPOINT
+
+
+def test_what_a_session_was_bound_at_is_its_whole() -> None:
+    state, chance = zoned(3, 0.5), random.Random(3).random
+    share_of_a(state, 6000, sessions=True)
+    there = [session for session in state.sessions.values() if (session.node_key or "").startswith("a")]
+    state.turn({"a": 0.25})
+    stay = sum(chosen(pick(state, session, None, "m", (), 0.0, chance)).affinity == "bound" for session in there)
+    assert within(stay / len(there), 0.5, len(there))

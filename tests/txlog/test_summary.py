@@ -62,7 +62,13 @@ def summary(seq: int = 7, observer: str = "pod-a", counts: Counts | None = COUNT
         {"user-1": (0, 2)},
         0.25,
         True,
+        {"a": ({55: 3, 56: 1}, 4, -5)},
     )
+
+
+def news(heard: Heard, told: Summary, at_ms: int, now_ms: int) -> list[Counts]:
+    """As the logbook asks."""
+    return heard.news(told) if heard.first(told, at_ms, now_ms) else []
 
 
 def test_the_tables_have_every_ending_and_result_and_their_numbers_never_change() -> None:
@@ -88,12 +94,13 @@ GOLDEN = [
 def test_the_bytes_are_what_other_releases_read() -> None:
     assert encode(summary()) == bytes.fromhex(
         "01"
-        "99a5706f642d6107a463686174cd03e8"
+        "9aa5706f642d6107a463686174cd03e8"
         "9198ad31302e302e302e313a38303030a27631"
         "820028440281000182371e380a0c96280201d1f254297d93000201"
         "81b9504f5354202f76312f636861742f636f6d706c6574696f6e73922802"
         "81a6757365722d31920002"
         "ccfac3"
+        "81a16193823703380104fb"
     )
 
 
@@ -129,6 +136,11 @@ summaries = st.builds(
     pairs,
     st.integers(-5000, 5000).map(lambda n: n / 1000),
     st.booleans(),
+    st.dictionaries(
+        st.text(max_size=10),
+        st.tuples(st.dictionaries(st.integers(0, 127), few, max_size=10), few, st.integers(-(10**9), 10**9)),
+        max_size=3,
+    ),
 )
 
 
@@ -185,6 +197,11 @@ def test_outcomes_of_a_later_release_are_kept_as_others() -> None:
             b"\x01" + msgspec.msgpack.encode(["a", 1, "chat", 1, [["x", "v1", {}, {}, {}, 0, [1, 1, 0, 0.5, 0, 0]]]]),
             "no summary",
             id="a fraction",
+        ),
+        pytest.param(
+            b"\x01" + msgspec.msgpack.encode(["a", 1, "chat", 1, [], {}, {}, 0, False, {"z": [{3: -1}, 0, 0]}]),
+            "a count",
+            id="first tokens of a zone that never came",
         ),
     ],
 )
@@ -327,45 +344,45 @@ def test_the_longest_addresses_fit() -> None:
 
 def test_what_others_saw_is_news_once() -> None:
     heard = Heard("pod-b")
-    assert heard.news(summary(7), 1000, 1000) == [COUNTS]
-    assert heard.news(summary(7), 1000, 1001) == []
-    assert heard.news(summary(6), 1000, 1001) == []
-    assert heard.news(summary(8), 1001, 1001) == [COUNTS]
-    assert heard.news(summary(1, "pod-c"), 1001, 1001) == [COUNTS]
+    assert news(heard, summary(7), 1000, 1000) == [COUNTS]
+    assert news(heard, summary(7), 1000, 1001) == []
+    assert news(heard, summary(6), 1000, 1001) == []
+    assert news(heard, summary(8), 1001, 1001) == [COUNTS]
+    assert news(heard, summary(1, "pod-c"), 1001, 1001) == [COUNTS]
     assert heard.dropped == 2
 
 
 def test_our_own_is_no_news() -> None:
     heard = Heard("pod-a")
-    assert heard.news(summary(7), 1000, 1000) == []
+    assert news(heard, summary(7), 1000, 1000) == []
     assert heard.dropped == 0
 
 
 def test_what_comes_late_is_no_news() -> None:
     heard = Heard("pod-b")
-    assert heard.news(summary(7), 1000, 1001 + OLD_MS) == []
-    assert heard.news(summary(7), 1000, 1000 + OLD_MS) == [COUNTS]
+    assert news(heard, summary(7), 1000, 1001 + OLD_MS) == []
+    assert news(heard, summary(7), 1000, 1000 + OLD_MS) == [COUNTS]
     assert heard.dropped == 1
 
 
 def test_an_observer_whose_clock_went_back_is_heard_again_after_a_while() -> None:
     heard = Heard("pod-b")
-    heard.news(summary(1000), 0, 0)
-    assert heard.news(summary(5), FORGOTTEN_MS - 1, FORGOTTEN_MS - 1) == []
-    assert heard.news(summary(6), FORGOTTEN_MS, FORGOTTEN_MS) == [COUNTS]
-    assert heard.news(summary(7), FORGOTTEN_MS, FORGOTTEN_MS) == [COUNTS]
+    news(heard, summary(1000), 0, 0)
+    assert news(heard, summary(5), FORGOTTEN_MS - 1, FORGOTTEN_MS - 1) == []
+    assert news(heard, summary(6), FORGOTTEN_MS, FORGOTTEN_MS) == [COUNTS]
+    assert news(heard, summary(7), FORGOTTEN_MS, FORGOTTEN_MS) == [COUNTS]
 
 
 def test_endpoints_without_evidence_are_no_news() -> None:
-    assert Heard("pod-b").news(summary(counts=None), 0, 0) == []
+    assert news(Heard("pod-b"), summary(counts=None), 0, 0) == []
 
 
 def test_observers_are_forgotten_when_they_are_too_many() -> None:
     heard = Heard("pod-b")
     for number in range(MOST_OBSERVERS + 10):
-        heard.news(summary(7, f"pod-{number + 100}"), 0, 0)
-    assert heard.news(summary(7, f"pod-{MOST_OBSERVERS + 109}"), 0, 0) == [], "the last is known"
-    assert heard.news(summary(7, "pod-100"), 0, 0) == [COUNTS], "the first is not"
+        news(heard, summary(7, f"pod-{number + 100}"), 0, 0)
+    assert news(heard, summary(7, f"pod-{MOST_OBSERVERS + 109}"), 0, 0) == [], "the last is known"
+    assert news(heard, summary(7, "pod-100"), 0, 0) == [COUNTS], "the first is not"
 
 
 def test_what_one_sidecar_tells_opens_it_at_another() -> None:
@@ -386,8 +403,8 @@ def test_what_one_sidecar_tells_opens_it_at_another() -> None:
                 ending, result = (Ending.SERVER_ERROR, F) if bad else (Ending.COMPLETE, S)
                 evidence.ended(ours, node, permit, expectation, ending, result, 0.0, now)
         for share in tellers[0].tell(here, [], second + 1.0):
-            news = tellers[1].news(decode(share.blob), 1000 * second, 1000 * second)
-            moved += evidence.absorb(theirs, news, second + 1.0)
+            fresh = news(tellers[1], decode(share.blob), 1000 * second, 1000 * second)
+            moved += evidence.absorb(theirs, fresh, second + 1.0)
         here.tick(second + 1.0)
         there.tick(second + 1.0)
     assert [(each.key, each.new.value) for each in moved] == [(ONE, "open")]
