@@ -1,0 +1,205 @@
+"""The descriptor stream's server: gRPC on a port of its own, beside the data path and on its loop.
+
+gRPC keeps its sockets on threads of its own and hands finished messages to the loop, so that a stream that nobody uses
+costs the loop nothing. Importing this module imports gRPC, 20 MB and a tenth of a second: `main` does it where the port
+is on.
+
+1. A message is at most `MESSAGE_BYTES`; gRPC ends the stream that sends more with RESOURCE_EXHAUSTED. Calls at once are
+   at most `CALLS`, with health and reflection.
+2. The server pings a silent client every `PING_S`, so that no NAT and no mesh forgets the connection, and ends one that
+   does not answer; clients may ping as often.
+3. While we drain, health says NOT_SERVING, streams end with UNAVAILABLE, and so does each that begins; a client that
+   comes back finds another sidecar with the same tables.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from errno import EADDRINUSE
+from pathlib import Path
+from typing import Final
+
+# It would log handshakes that fail to stderr, as many as a stranger likes; what is of use is in our own log. And the
+# processes that we start are other programs, which need none of what gRPC does around a fork.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sidecar.control import convert
+from sidecar.control.door import Door
+from sidecar.control.pb import control_pb2 as pb
+from sidecar.control.stream import Counts, Say, Stream
+from sidecar.control.writers import Writers, caller
+from sidecar.core.desk import Desk
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["DescriptorControl"].full_name
+METHOD: Final = "DescriptorStream"
+
+MESSAGE_BYTES: Final = 4 << 20
+"""gRPC's own default, said: an update of 5,000 endpoints with long addresses has 1.5 MB."""
+CALLS: Final = 1_000
+"""A fleet's release tools and watchers are tens; each stream holds about 100 kB."""
+PING_S: Final = 30
+"""Cloud NATs forget a silent connection after 350 s at the earliest, meshes after an hour, some firewalls a minute."""
+PONG_S: Final = 10
+STOP_S: Final = 1.0
+"""How long calls under way may take when the server stops: streams end by themselves before."""
+
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # else two sidecars would share a port, and each client reach either
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", PING_S * 1000),
+    ("grpc.keepalive_timeout_ms", PONG_S * 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", PONG_S * 1000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PONG_S * 1000),
+)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Control:
+    """A server that serves. `port`: the one that it has. `counts`: of its streams, for metrics."""
+
+    def __init__(self, desk: Desk, writers: Writers, say: Say) -> None:
+        self.port = 0
+        self.counts = Counts()
+        self.draining = asyncio.Event()
+        self._desk = desk
+        self._writers = writers
+        self._say = say
+        self._encoder = convert.Encoder()
+        self._streams: set[Stream] = set()
+
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return len(self._streams)
+
+    def drain(self) -> None:
+        """End all streams, and begin none; again is harmless."""
+        self.draining.set()
+        for stream in self._streams:
+            stream.drain()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service. Messages stay bytes on their way in and out: what is no message is answered by a nack."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
+        )
+
+    async def _serve(self, _: object, context: Context) -> None:
+        async def read() -> bytes | None:
+            data = await context.read()
+            return data if isinstance(data, bytes) else None  # gRPC's own word for the end
+
+        who = caller(context.peer(), _certified(context), _metadata(context))
+        stream = Stream(
+            self._desk, self._writers, who, self._encoder, self.counts, self._say, read=read, write=context.write
+        )
+        if self.draining.is_set():
+            stream.drain()
+        self._streams.add(stream)
+        try:
+            drained = await stream.run()
+        except Exception as exc:  # noqa: BLE001 - one stream's end, not the server's
+            if context.done():
+                return  # the client went while something was said to it
+            self._say("error", "control_stream_crashed", exc_info=exc)
+            await context.abort(grpc.StatusCode.INTERNAL, "the sidecar failed: its log says how")
+        finally:
+            self._streams.discard(stream)
+        if drained:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+
+
+@contextlib.asynccontextmanager
+async def serving(desk: Desk, door: Door, tasks: asyncio.TaskGroup, say: Say) -> AsyncIterator[Control]:
+    """The descriptor stream over `desk`, while the context lasts. OSError where an address, a certificate or a token is
+    not to be had."""
+    writers = Writers(door.token, door.token_file)
+    await writers.check()
+    credentials = await asyncio.to_thread(_credentials, door)
+    control = Control(desk, writers, say)
+    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
+    status = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    server.add_generic_rpc_handlers((control.handler(),))
+    try:
+        control.port = await _bound(server, door, credentials)
+        await server.start()
+        for name in ("", SERVICE):
+            await status.set(name, health_pb2.HealthCheckResponse.SERVING)
+        leaving = tasks.create_task(_leave(control, status))
+        try:
+            yield control
+        finally:
+            control.drain()
+            leaving.cancel()
+    finally:
+        await server.stop(STOP_S)
+
+
+async def _leave(control: Control, status: health.aio.HealthServicer) -> None:
+    await control.draining.wait()
+    await status.enter_graceful_shutdown()
+
+
+async def _bound(server: grpc.aio.Server, door: Door, credentials: grpc.ServerCredentials | None) -> int:
+    """The port, listened at. gRPC tells nobody why it cannot have one, so the address is tried before."""
+    host = f"[{door.host}]" if ":" in door.host else door.host
+    where = f"{host}:{door.port}"
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(door.host, door.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(address)
+                trial.listen(1)
+    except OSError as exc:
+        raise OSError(exc.errno, f"cannot listen at {where} (--control): {exc.strerror or exc}") from exc
+    try:
+        if credentials is None:
+            return server.add_insecure_port(where)
+        return server.add_secure_port(where, credentials)
+    except RuntimeError as exc:
+        raise OSError(EADDRINUSE, f"cannot listen at {where} (--control)") from exc
+
+
+def _credentials(door: Door) -> grpc.ServerCredentials | None:
+    if door.tls_cert is None or door.tls_key is None:
+        return None
+    key, chain = _pem(door.tls_key, "--control-tls-key"), _pem(door.tls_cert, "--control-tls-cert")
+    authority = None if door.tls_ca is None else _pem(door.tls_ca, "--control-tls-ca")
+    return grpc.ssl_server_credentials([(key, chain)], authority, require_client_auth=authority is not None)
+
+
+def _pem(path: Path, flag: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise OSError(exc.errno, f"cannot read {path} ({flag}): {exc.strerror}") from exc
+    if b"-----BEGIN " not in data:
+        raise OSError(f"{path} ({flag}) is no PEM file")
+    return data
+
+
+def _certified(context: Context) -> str:
+    """The name in the client's certificate, which gRPC verified; empty: it brought none."""
+    names = list(context.peer_identities() or ())
+    if not names:
+        return ""
+    common = list(context.auth_context().get("x509_common_name") or ())
+    return (common or names)[0].decode("utf-8", "replace") or "certificate"
+
+
+def _metadata(context: Context) -> list[tuple[str, str]]:
+    return [(key.lower(), value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]

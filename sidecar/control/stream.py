@@ -1,0 +1,238 @@
+"""One descriptor stream: what its client says is done in order and answered, and what happens is told to it.
+
+On callables that read and write messages, so that it can be held against scripts without a socket.
+
+1. Updates are answered in their order; the next begins when the answer to the one before it was taken by the wire. So
+   a client that does not read its answers sends no more, and nothing piles up here.
+2. Events begin with a snapshot, `FIRST_S` after the stream at the latest: what the client says by then may narrow what
+   it hears. A change of mind, or events that fell out because the client read too slowly, bring a snapshot anew.
+3. Of one service, tables are told in the order of their versions. An answer and the event of the same change come in
+   any order.
+4. A client that has said its last hears on until it cancels, unless it wanted answers only: then the stream ends.
+5. A sidecar that drains answers the update under way, tells a last notice, and ends the stream.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from sidecar.control import convert
+from sidecar.control.pb import control_pb2 as pb
+from sidecar.control.writers import Caller, Writers
+from sidecar.core.desk import Desk, Event, Feed, Notice
+from sidecar.core.revise import Accepted, Code, Refused
+
+FIRST_S: Final = 0.05
+"""How long a stream's begin waits for what the client wants to hear: a client on the same continent sends it with the
+call."""
+ANSWER_S: Final = 0.5
+"""How long a drain waits for the answer to an update under way: the log answers within milliseconds, or is away."""
+LAST_S: Final = 0.2
+"""And for a client to take the last notice."""
+
+Say = Callable[..., None]
+"""`say(level, event, **fields)`: a line in the log."""
+
+DRAINING: Final = Notice("", "draining", "the sidecar stops; another one has the same tables")
+
+
+class Counts:
+    """What was asked over all streams: taken (of those, repeated), and refused by code."""
+
+    __slots__ = ("accepted", "refused", "repeated", "streams")
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.accepted = 0
+        self.repeated = 0
+        self.refused: dict[Code, int] = dict.fromkeys(convert.CODES, 0)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a client wants to hear. `services` empty: of all."""
+
+    services: frozenset[str] = frozenset()
+    answers_only: bool = False
+
+    def wants(self, event: Event) -> bool:
+        """Whether it is about one of them, or about none."""
+        service = event.service if isinstance(event, Notice) else event.table.service
+        return not self.services or not service or service in self.services
+
+
+class Stream:
+    """One client. `read` gives its next message's bytes, None after its last; `write` returns when there is room for
+    the next one. `run` is called once; `drain` any time."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        writers: Writers,
+        caller: Caller,
+        encoder: convert.Encoder,
+        counts: Counts,
+        say: Say,
+        *,
+        read: Callable[[], Awaitable[bytes | None]],
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        self._desk = desk
+        self._writers = writers
+        self._caller = caller
+        self._encoder = encoder
+        self._counts = counts
+        self._say = say
+        self._read = read
+        self._write = write
+        self._writing = asyncio.Lock()
+        self._wish = Wish()
+        self._wished = asyncio.Event()
+        self._patience: asyncio.Timeout | None = None
+        self._draining = asyncio.Event()
+        self._answering = False
+        self._number = 0
+        self._denied = False
+
+    def drain(self) -> None:
+        """Begin to end; again is harmless."""
+        self._draining.set()
+
+    async def run(self) -> bool:
+        """Until the stream is over; whether that is because of a drain. Cancelled when the client is gone."""
+        self._counts.streams += 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                telling = tasks.create_task(self._tell())
+                hearing = tasks.create_task(self._hear())
+                draining = tasks.create_task(self._draining.wait())
+                await asyncio.wait((hearing, draining), return_when=asyncio.FIRST_COMPLETED)
+                if not draining.done() and not self._wish.answers_only:
+                    await draining
+                if draining.done():
+                    if not self._answering:
+                        hearing.cancel()
+                    await asyncio.wait((hearing,), timeout=ANSWER_S)
+                    await self._say_last(telling)
+                for task in (telling, hearing, draining):
+                    task.cancel()
+            return self._draining.is_set()
+        finally:
+            self._counts.streams -= 1
+
+    async def _say_last(self, telling: asyncio.Task[None]) -> None:
+        if self._wish.answers_only:
+            return
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self._writing.acquire()
+                telling.cancel()  # not in the middle of a message: the lock is ours
+                await self._write(self._encoder.event(DRAINING))
+        except TimeoutError:
+            pass  # it does not read: it sees the end of the stream
+
+    # What the client says.
+
+    async def _hear(self) -> None:
+        while not self._draining.is_set() and (data := await self._read()) is not None:
+            self._answering = True
+            try:
+                await self._heard(data)
+            finally:
+                self._answering = False
+
+    async def _heard(self, data: bytes) -> None:
+        try:
+            message = convert.message_of(data)
+        except convert.Unusable as exc:
+            self._number += 1
+            await self._answer(pb.DescriptorUpdate(), Refused("invalid", str(exc)))
+            return
+        if message.HasField("subscribe"):
+            self._wish = Wish(frozenset(message.subscribe.services), message.subscribe.answers_only)
+            if self._patience is not None:
+                self._patience.reschedule(0.0)
+            self._wished.set()
+            return
+        self._wished.set()
+        self._number += 1
+        await self._answer(message, await self._done(message))
+
+    async def _done(self, message: pb.DescriptorUpdate) -> Accepted | Refused:
+        why = await self._writers.why_not(self._caller)
+        if why:
+            if not self._denied:  # once a stream: a client that may not write must not fill the log
+                self._denied = True
+                self._say("warning", "control_denied", peer=self._caller.says(""), error=why)
+            return Refused("denied", why, self._version(message.service_name))
+        try:
+            update = convert.update_of(message, self._caller)
+        except convert.Unusable as exc:
+            return Refused("invalid", str(exc), self._version(message.service_name))
+        return await self._desk.submit(update)
+
+    async def _answer(self, message: pb.DescriptorUpdate, done: Accepted | Refused) -> None:
+        if isinstance(done, Accepted):
+            self._counts.accepted += 1
+            self._counts.repeated += done.repeated
+            said = convert.ack(message, self._number, done)
+        else:
+            self._counts.refused[done.code] += 1
+            said = convert.nack(message, self._number, done)
+        await self._send(said)
+
+    def _version(self, service: str) -> int:
+        """The version of the table that stands; 0 if there is none."""
+        return next((view.version for view in self._desk.tables() if view.table.service == service), 0)
+
+    # What the client is told.
+
+    async def _tell(self) -> None:
+        try:
+            async with asyncio.timeout(FIRST_S):
+                await self._wished.wait()
+        except TimeoutError:
+            pass
+        while True:
+            wish = self._wish
+            self._wished.clear()
+            if wish.answers_only:
+                await self._wished.wait()
+                continue
+            feed = self._desk.subscribe()
+            try:
+                await self._follow(feed, wish)
+            finally:
+                feed.close()
+
+    async def _follow(self, feed: Feed, wish: Wish) -> None:
+        """A snapshot and what comes after it, until the client wishes otherwise or has missed some of it."""
+        # In the turn of the subscription: nothing is missed, and nothing told twice.
+        views = [view for view in self._desk.tables() if wish.wants(view)]
+        for piece in convert.snapshot(views):
+            await self._send(piece)
+            await asyncio.sleep(0)  # a write need not wait, and a piece takes milliseconds to make
+            if self._wish is not wish:
+                return
+        while self._wish is wish:
+            events = await self._news(feed)
+            if feed.lagged:
+                return
+            for event in events:
+                if wish.wants(event):
+                    await self._send(self._encoder.event(event))
+
+    async def _news(self, feed: Feed) -> list[Event]:
+        """What came; nothing once the client wishes otherwise."""
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                return await feed.next()
+        except TimeoutError:
+            return []
+        finally:
+            self._patience = None
+
+    async def _send(self, data: bytes) -> None:
+        async with self._writing:
+            await self._write(data)
