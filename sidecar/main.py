@@ -24,15 +24,16 @@ from sidecar.admin.app import serve_admin
 from sidecar.admin.facts import ControlView, LogFacts, Phase
 from sidecar.admin.ready import readiness
 from sidecar.core.breaker import Action, Scope
-from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
 from sidecar.downstream.listener import Listener
+from sidecar.kernel.ids import ServiceName
 from sidecar.logbook import Logbook
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.load import single
-from sidecar.policy.schema import Snapshot
+from sidecar.policy.schema import Service, Snapshot
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
+from sidecar.routes import Routes
 from sidecar.settings import Settings, UsageError
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.metrics import Metrics
@@ -65,6 +66,7 @@ class Running:
         logs: Logs,
         pool: Pool,
         logbook: Logbook,
+        routes: Routes,
     ) -> None:
         self.fleet = fleet
         self.store = store
@@ -74,7 +76,7 @@ class Running:
         self.pool = pool
         self.phase = Phase.STARTING
         self.logbook = logbook
-        self.routes: Desk | None = None
+        self.routes = routes
         self.control: ControlView | None = None
         self.xds: ControlView | None = None
         self.proxy_port = 0
@@ -83,6 +85,7 @@ class Running:
         self.listener: Listener
         self.watcher: PolicyWatcher | None = None
         self.stopping = asyncio.Event()
+        self._lost_nodes: set[str] = set()
         self._loop = asyncio.get_running_loop()
 
     def now(self) -> float:
@@ -122,12 +125,14 @@ class Running:
     def apply(self, snapshot: Snapshot) -> None:
         """Put a policy in force for every request that starts from now on."""
         self.store.swap(snapshot)
-        for transition in self.fleet.apply(snapshot, self.now()):
+        routed, made = self.routes.files(snapshot)
+        for transition in self.fleet.apply(routed, self.now(), made):
             self.recorder.transition(transition)
         self.pipeline.policy_changed()
         self.metrics.policy_load(True)
         self.metrics.retain(self.fleet)
-        self.pool.keep_only(endpoint for service in snapshot.services for endpoint in service.endpoints)
+        services = self.fleet.services.values()
+        self.pool.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
         for service in self.fleet.services.values():
@@ -140,6 +145,24 @@ class Running:
                     hint="breakers.node.min_closed_ratio keeps every endpoint closed; 0 lets it open",
                 )
         self.logs.event.info("policy_applied", version=snapshot.version, services=len(snapshot.services))
+
+    def put(self, policy: Service) -> None:
+        """Put one service's routes in force: at its own cost, however many others there are."""
+        known = self.fleet.services.get(ServiceName(policy.name))
+        before = None if known is None else known.policy
+        for transition in self.fleet.put(policy, self.now()):
+            self.recorder.transition(transition)
+        if before is None:
+            self.pipeline.policy_changed()
+        elif before.endpoints is not policy.endpoints:
+            self.pool.let_go(before.endpoints, policy.endpoints)
+            self._lost_nodes.add(policy.name)
+
+    def forget_lost(self) -> None:
+        """Drop the series of endpoints that left: all that did since the last time, since each costs a look at all."""
+        if self._lost_nodes:
+            lost, self._lost_nodes = self._lost_nodes, set()
+            self.metrics.retain(self.fleet, lost)
 
     def refuse(self, error: str) -> None:
         """A policy that cannot be taken: the last good one stays."""
@@ -184,12 +207,19 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
     logbook = Logbook(
         replica, Tally(metrics), logs, clock=loop.time, wall=time.time, chance=random.random, tell=recorder.transition
     )
+    routes = Routes(
+        replica,
+        use=lambda policy: running.put(policy),
+        clock=loop.time,
+        new_id=lambda: secrets.token_bytes(16),
+        say=logbook.say,
+    )
     failure: BaseException | None = None
     # A TaskGroup wraps what its body raises into a group; the caller shall get it as it was.
     with logs:
         async with asyncio.TaskGroup() as tasks:
             pool = Pool(loop, tasks, recorder)
-            running = Running(fleet, PolicyStore(first), metrics, recorder, logs, pool, logbook)
+            running = Running(fleet, PolicyStore(first), metrics, recorder, logs, pool, logbook, routes)
             running.pipeline = Pipeline(
                 running.store,
                 running.fleet,
@@ -224,6 +254,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                     await stack.enter_async_context(
                         logbook.kept(settings.redis, settings.redis_prefix, settings.data, tasks)
                     )
+                    routes.log = logbook.log
                     running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
                     stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
@@ -336,6 +367,7 @@ async def _tick(running: Running) -> None:
             for transition in running.fleet.tick(running.now()):
                 running.recorder.transition(transition)
             running.logbook.tick(running.fleet, running.now())
+            running.forget_lost()
         except Exception as exc:  # noqa: BLE001 - a second's learning is lost; the fixed rules judge on, and traffic flows
             running.logs.event.error("tick_crashed", exc_info=exc)
 

@@ -6,7 +6,8 @@ path. A path in an endpoint's URL is refused: requests keep their own path, so a
 
 import ipaddress
 import re
-from typing import Literal
+from functools import lru_cache
+from typing import Final, Literal
 
 import msgspec
 
@@ -26,6 +27,10 @@ URL_PATTERN = (
     rf"(:{_PORT})?/?$"
 )
 """For the JSON Schema: what `parse_url` takes, but for the inside of IPv6 addresses and the lengths of names."""
+
+KEPT: Final = 1 << 14
+"""Keys that are remembered: of an endpoint it is asked at each change of its service's routes, and reading a URL takes
+ten times as long."""
 
 # sun_path of Linux holds 108 bytes with its closing NUL.
 UNIX_PATH_MAX_BYTES = 107
@@ -73,6 +78,7 @@ def parse_url(url: str) -> Address:
     return Address("https" if scheme == "https" else "http", parse_host(host), number)
 
 
+@lru_cache(KEPT)
 def endpoint_key(url: str) -> EndpointKey:
     """What breakers, metrics and headers call the endpoint at `url`. ValueError as `parse_url`."""
     return parse_url(url).key

@@ -35,7 +35,7 @@ from sidecar.policy.schema import (
     Snapshot,
 )
 
-__all__ = ["PolicyError", "PolicyErrors", "endpoint_key", "load", "single", "with_upstreams"]
+__all__ = ["PolicyError", "PolicyErrors", "endpoint_key", "load", "single", "unlisted", "with_upstreams"]
 
 DEFAULT_SERVICE = "default"
 UPSTREAM_FLAG = "--upstream"
@@ -81,6 +81,16 @@ def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
     warnings = list(snapshot.warnings)
     warnings_of((service,), snapshot.identity, lambda words: None if words in warnings else warnings.append(words))
     return replace(snapshot, services=(service,), warnings=tuple(warnings))
+
+
+def unlisted(name: str, models: Sequence[str], snapshot: Snapshot) -> Service:
+    """A service that no file names: all by default, and the mesh's rules, its fallback among them, as for any."""
+    service = _with_mesh(Service(name=name, models=tuple(models) or (name,)), snapshot.mesh_breakers)
+    for rule in snapshot.mesh_breakers:
+        if any(each.name == rule.fallback_service for each in snapshot.services):
+            # What the files name falls back to none that they do not: there is no way back to this one.
+            return replace(service, fallback=rule.fallback_service)
+    return service
 
 
 def _flag_error(message: str) -> PolicyError:

@@ -9,7 +9,7 @@ scrape (see `live`). A scrape renders on the loop, a slice at a time; prometheus
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain, islice
 from typing import Final
 
@@ -20,7 +20,7 @@ from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
 from sidecar.core.sketch import bucket_of
 from sidecar.kernel.errors import Reason
-from sidecar.kernel.ids import EndpointKey
+from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.proxy.ports import AttemptRecord, RequestRecord
 from sidecar.telemetry.labels import ModelNames, status_word
@@ -263,7 +263,8 @@ class Metrics:
         )
 
     def _retain_nodes(self, fleet: Fleet, only: frozenset[str]) -> None:
-        nodes = {(name, str(key)) for name in only for key in fleet.services[ServiceName(name)].nodes}
+        services = [(name, fleet.services.get(ServiceName(name))) for name in only]
+        nodes = {(name, str(key)) for name, service in services if service is not None for key in service.nodes}
 
         def stays(service: str, node: str) -> bool:
             return service not in only or (service, node) in nodes

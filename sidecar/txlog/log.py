@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 
 from sidecar.txlog.codec import SHARDS, Record, Unreadable, decode, parse_key, shard_of
 from sidecar.txlog.fold import order_of
-from sidecar.txlog.replica import Replica
-from sidecar.txlog.store import Beat, Entry, Store, StoreDown, StoreUnfit
+from sidecar.txlog.replica import Job, Replica
+from sidecar.txlog.store import Beat, Entry, Propose, Reply, Store, StoreDown, StoreUnfit
 
 BLOCK_MS: Final = 500  # a read that finds nothing ends after this: how soon a shard that must be read whole is
 COUNT: Final = 200  # entries of one stream in one read: about 2 ms of the loop
@@ -178,6 +178,15 @@ class TransactionLog:
         while jobs := self._replica.jobs(now):
             for job, reply in zip(jobs, await self._store.call([job.call for job in jobs]), strict=True):
                 self._replica.replied(job, reply, now)
+
+    async def put(self, call: Propose) -> Reply:
+        """One call beside the ring, whose answer the fold has when it is here. StoreDown: it may have been done."""
+        if self.state is not State.UP:
+            raise StoreDown("away", self.last_error or "the log has not been reached yet")
+        (reply,) = await self._store.call([call])
+        self._replica.replied(Job(call), reply, self._clock())
+        self._wake.set()  # what it found lost is to be restored
+        return reply
 
     async def _begin(self) -> None:
         store, replica = self._store, self._replica

@@ -21,7 +21,9 @@ Whoever does the I/O (`log`) sends `jobs`, hands the answers to `replied` and wh
    ring is told.
 5. The floor counts every open endpoint of a service in the log. Those that are none of ours (they left, or belong to
    another sidecar's policy) must not use up what of ours may open: they are added to the size that we tell.
-6. A shard's records are numbered. A jump means that some were trimmed before we read them, a step back that the server
+6. A routing table is folded as any register and handed on once (`on_route`): what is routed is not ours to know. It is
+   written by who changes it and not by the ring (`log.TransactionLog.put`), and restored like the rest.
+7. A shard's records are numbered. A jump means that some were trimmed before we read them, a step back that the server
    lost some: both end in reading the shard whole.
 """
 
@@ -47,6 +49,7 @@ from sidecar.txlog.codec import (
     decode,
     encode_body,
     parse_key,
+    route_key,
     shard_of,
 )
 from sidecar.txlog.codec import register_key as key_of
@@ -167,6 +170,8 @@ class Replica:
         self.on_record: Callable[[Entry, Record], None] = _no_record
         self.on_unreadable: Callable[[Entry, str], None] = _no_unreadable
         self.on_evidence: Callable[[Entry], None] = _no_evidence
+        self.on_route: Callable[[Record], None] = _no_route
+        """A routing table that is later than all known ones. Must not raise."""
         self._clock = clock
         self._chance = chance
         self._new_tx = new_tx
@@ -260,6 +265,10 @@ class Replica:
         self.ring.put(Pending(key, transition, self._new_tx(), trace))
         self.wake()
 
+    def route(self, service: str) -> Record | None:
+        """A service's routing table as the log has it; None where it has none."""
+        return self.fold.get(route_key(service))
+
     def order(self, breaker: Breaker, action: Action, author: str, for_s: float, now: float) -> None:
         """An operator's order, which `breaker` has obeyed."""
         said = Transition(
@@ -282,10 +291,10 @@ class Replica:
         self.ring.put(Pending(key, said, self._new_tx(), "", action, for_s))
         self.wake()
 
-    def share(self, share: Share) -> None:
-        """What was seen in the last second, for all; not if it may be us who sees wrong."""
+    def share(self, share: Share, *, anyway: bool = False) -> None:
+        """What was seen in the last second, for all; not if it may be us who sees wrong, unless it shall be `anyway`."""
         service = self._service(share.service)
-        if service is None or _suspects_itself(service):
+        if service is None or (_suspects_itself(service) and not anyway):
             return
         self._shares.append(share)
         if len(self._shares) > MAX_SHARES:
@@ -378,6 +387,9 @@ class Replica:
         # What is news was adopted with it; of the rest a breaker of ours may have moved away since the log told it.
         known = None if news else record
         match call:
+            case Propose() if call.kind == Kind.ROUTE:
+                self.counts.appended += reply.verdict is Verdict.OK
+                self.counts.cas_losses += reply.verdict is Verdict.STALE
             case Propose():
                 self._proposed(call, job.pending, reply, known, now)
             case Ask():
@@ -721,6 +733,10 @@ class Replica:
         if latest and order_of(latest) > record.order:
             record = decode(latest)  # the server has lost it, and will be told
         word, name, key = parse_key(record.key)
+        if record.kind == Kind.ROUTE:
+            self.counts.applied += 1
+            self.on_route(record)
+            return
         scope = _SCOPES.get(word)
         self.leases.moved(record.key, record.epoch, record.version, record.state == Code.CLOSED)
         if scope is None:
@@ -908,4 +924,8 @@ def _no_unreadable(entry: Entry, why: str) -> None:
 
 
 def _no_evidence(entry: Entry) -> None:
+    pass
+
+
+def _no_route(record: Record) -> None:
     pass

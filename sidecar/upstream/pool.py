@@ -121,6 +121,13 @@ class Pool:
         for gone in self._targets.keys() - {_where(endpoint) for endpoint in endpoints}:
             self._targets.pop(gone).drop()
 
+    def let_go(self, before: Iterable[Endpoint], after: Iterable[Endpoint]) -> None:
+        """Close the idle connections to what was there before and is no more; who has it still, opens new ones."""
+        for gone in {_where(endpoint) for endpoint in before} - {_where(endpoint) for endpoint in after}:
+            target = self._targets.pop(gone, None)
+            if target is not None:
+                target.drop()
+
     def close(self) -> None:
         """Close every idle connection."""
         self.keep_only(())
