@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-micro breaker-ab breaker-ab-small breaker-live invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-routes bench-micro breaker-ab breaker-ab-small breaker-live invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,6 +87,9 @@ bench-growth: setup  ## cost per request by number of endpoints, sessions, servi
 
 bench-log: compile  ## the transaction log: probes, opens, tails, memory, CPU, with real processes, 6 minutes; see LOG, such as LOG=--quick
 	$(BIN)/python -m bench.txlog $(LOG)
+
+bench-routes: compile  ## routing tables: T15, 20 sidecars and 3 Envoys, killed writers, 1,000 services, 10 minutes; see ROUTES, such as ROUTES=--quick
+	$(BIN)/python -m bench.routes $(ROUTES)
 
 # The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
 bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json

@@ -1,0 +1,1 @@
+"""Routing tables on their way: real release tools, sidecars, Envoys and a real Valkey."""

@@ -1,0 +1,303 @@
+"""Many large services: what one update costs at 1 and at 1,000 of them, how soon a sidecar has all, and memory.
+
+A service has 10 versions with 100 endpoints each, none of which answers. Their tables are written to the server as a
+sidecar would (one record each). `core` is the work of a change without a log or a process, in this interpreter;
+the rest is of real sidecars:
+
+1. An update is timed from its sending to its ack, and in the CPU of the sidecar that takes it and of one that follows.
+   Of the same service, whether the other 999 are there or not.
+2. A start is timed from the making of the process until it serves, and until a release tool that connects at once was
+   told every table.
+3. Memory is resident memory after a start, over that of one without tables: idle, after a tool was told all tables,
+   and after every service was asked for once.
+"""
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bench.routes.stage import Member, member
+from bench.txlog.bulk import _memory
+from bench.txlog.stage import Spread, Tree, rss_kib, spread
+from sidecar.control.pb import control_pb2 as pb
+from sidecar.core.fleet import Fleet
+from sidecar.core.table import PARTS, Table, Target, Version, decode, effective, encode
+from sidecar.kernel.ids import ServiceName
+from sidecar.policy.schema import Service, Snapshot
+from sidecar.txlog.codec import Code, Kind, encode_body, route_key
+from sidecar.txlog.server import RedisStore
+from sidecar.txlog.store import Propose, Verdict
+from tests.harness import connect, request
+from tests.outcomes.release import Tool, releasing
+from tests.servers import Server
+
+VERSIONS, ENDPOINTS = 10, 100
+BATCH = 50
+SETTLE_S = 2.0
+
+
+class Core(msgspec.Struct, frozen=True):
+    """One table, in this process. Milliseconds of CPU, bytes."""
+
+    endpoints: int
+    record_bytes: int
+    encode_ms: float
+    decode_ms: float
+    effective_ms: float
+    use_ms: float
+    new_ms: float
+    state_bytes: int
+
+
+class Updates(msgspec.Struct, frozen=True):
+    """Updates of one service among `services`: milliseconds from sending to ack, CPU milliseconds a time."""
+
+    services: int
+    what: str
+    count: int
+    ack_ms: Spread
+    writer_cpu_ms: float
+    follower_cpu_ms: float
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A start over `services` tables: seconds from the making of the process, resident bytes."""
+
+    services: int
+    serves_s: Spread
+    told_s: Spread
+    idle_bytes: int
+    told_bytes: int
+    asked_bytes: int
+    asked_s: float
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    versions: int
+    endpoints: int
+    core: Core
+    updates: list[Updates]
+    starts: list[Start]
+    server_bytes: dict[str, int]
+    """`used_memory` by services."""
+
+
+def service_name(number: int) -> str:
+    """A service's name, which is its model's as well."""
+    return f"svc-{number}"
+
+
+def table(number: int) -> Table:
+    """A service as a cluster would have it: pods of many subnets, three zones, machines with generated names.
+
+    The addresses are this machine's, and nobody listens: who asks is refused at once.
+    """
+
+    def target(version: int, place: int) -> Target:
+        at = (number * 7919 + version * 104729 + place * 1299709) & 0xFFFFFF
+        url = f"http://127.{1 + (at >> 16) % 250}.{at >> 8 & 255}.{at & 255}:{10 + version}"
+        return Target(url, f"eu-west-1{'abc'[place % 3]}", f"gke-gpu-{(at * 2654435761) & 0xFFFFFFFF:08x}")
+
+    versions = tuple(
+        Version(
+            f"v{version}",
+            PARTS // VERSIONS,
+            "vllm",
+            tuple(target(version, place) for place in range(ENDPOINTS)),
+            f"{number * VERSIONS + version // VERSIONS:064x}",
+        )
+        for version in range(VERSIONS)
+    )
+    name = service_name(number)
+    return Table(name, versions, (name,))
+
+
+def core() -> Core:
+    """The parts of one change, and what a service's state takes."""
+    one = table(0)
+    blob = encode(one)
+    policy = Service(name=one.service, models=one.models)
+    routed = effective(policy, one)
+    fleet = Fleet(lambda: 0.5)
+    fleet.apply(Snapshot(version=1, services=(routed,)), 0.0)
+    state = fleet.services[ServiceName(one.service)]
+    fleets: list[Fleet] = []
+
+    def new() -> None:
+        made = Fleet(lambda: 0.5)
+        made.apply(Snapshot(version=1, services=(routed,)), 0.0)
+        fleets.append(made)
+
+    gc.collect()
+    before = rss_kib("self")
+    new_ms = _cpu_ms(new, 10)
+    gc.collect()
+    state_bytes = (rss_kib("self") - before) * 1024 // 10
+    return Core(
+        VERSIONS * ENDPOINTS,
+        len(blob),
+        _cpu_ms(lambda: encode(one), 50),
+        _cpu_ms(lambda: decode(blob), 50),
+        _cpu_ms(lambda: effective(policy, one), 20),
+        _cpu_ms(lambda: state.use(routed, 0.0), 20),
+        new_ms,
+        state_bytes,
+    )
+
+
+def _cpu_ms(work: Callable[[], object], count: int) -> float:
+    took = []
+    for _ in range(count):
+        began = time.process_time()
+        work()
+        took.append(time.process_time() - began)
+    return round(1000 * statistics.median(took), 3)
+
+
+async def measure(
+    tree: Tree, server: Server, work: Path, *, services: int, updates: int, rounds: int, say: Callable[[str], None]
+) -> Growth:
+    """At 0 (starts only), 1 and `services` services, over an empty server."""
+    made, starts, updated = core(), [], []
+    memory: dict[str, int] = {}
+    for count in (0, 1, services):
+        await server.ask("FLUSHALL")
+        await fill(server.url, count)
+        memory[str(count)] = await _memory(server, "used_memory")
+        say(f"growth: {count} services")
+        starts.append(await _starts(tree, server, count, rounds))
+        if count:
+            updated += await _updates(tree, server, count, updates)
+    return Growth(VERSIONS, ENDPOINTS, made, updated, starts, memory)
+
+
+async def fill(url: str, count: int) -> None:
+    """Tables of so many services, into an empty log."""
+    store = RedisStore(url, timeout_s=10.0)
+    await store.open()
+    try:
+        for begin in range(0, count, BATCH):
+            calls = [_put(number) for number in range(begin, min(begin + BATCH, count))]
+            replies = await store.call(list(calls))
+            if wrong := [reply.verdict for reply in replies if reply.verdict is not Verdict.OK]:
+                raise RuntimeError(f"a table was not written: {wrong[0]}")
+    finally:
+        await store.close()
+
+
+def _put(number: int) -> Propose:
+    made = table(number)
+    key = route_key(made.service)
+    body = encode_body(key, made.service, "bench", "update", "", encode(made))
+    return Propose(
+        key=key,
+        service=made.service,
+        kind=Kind.ROUTE,
+        state=Code.CLOSED,
+        epoch=0,
+        version=0,
+        tx=secrets.token_bytes(16),
+        body=body,
+        by="bench",
+    )
+
+
+async def _starts(tree: Tree, server: Server, count: int, rounds: int) -> Start:
+    serves, told, idle, after, asked, asked_s = [], [], [], [], [], []
+    for _ in range(rounds):
+        async with member(tree, server.url) as each:
+            serves.append(round(each.started - each.began, 3))
+            async with releasing(each.control) as tool:
+                await _told(tool, count)
+                told.append(round(time.time() - each.began, 3))
+        async with member(tree, server.url) as each:
+            await asyncio.sleep(SETTLE_S)
+            idle.append(each.running.rss_kib * 1024)
+            async with releasing(each.control) as tool:
+                await _told(tool, count)
+            await asyncio.sleep(0.5)
+            after.append(each.running.rss_kib * 1024)
+            began = time.perf_counter()
+            await _ask_all(each, count)
+            asked_s.append(time.perf_counter() - began)
+            asked.append(each.running.rss_kib * 1024)
+    middle = len(idle) // 2
+    return Start(
+        count,
+        spread(serves),
+        spread(told),
+        sorted(idle)[middle],
+        sorted(after)[middle],
+        sorted(asked)[middle],
+        round(statistics.median(asked_s), 3),
+    )
+
+
+async def _told(tool: Tool, count: int) -> None:
+    async with asyncio.timeout(60.0):
+        while len(tool.tables) < count:
+            await asyncio.sleep(0.005)
+
+
+async def _ask_all(each: Member, count: int) -> None:
+    """One question for each service: whoever is asked makes what it takes to route it, and finds nobody there."""
+    async with connect(each.port) as client:
+        for number in range(count):
+            body = b'{"model":"%b","messages":[],"max_tokens":1}' % service_name(number).encode()
+            head = [b"Content-Type: application/json"]
+            ask = request(b"/v1/chat/completions", method=b"POST", headers=head, body=body)
+            answer = await client.ask(ask, b"POST")
+            assert answer.status in (502, 503), answer.start
+
+
+async def _updates(tree: Tree, server: Server, services: int, count: int) -> list[Updates]:
+    found = []
+    async with contextlib.AsyncExitStack() as stack:
+        writer = await stack.enter_async_context(member(tree, server.url))
+        follower = await stack.enter_async_context(member(tree, server.url))
+        tool = await stack.enter_async_context(releasing(writer.control))
+        await _told(tool, services)
+        await asyncio.sleep(SETTLE_S)
+        for what in ("weights", "endpoints"):
+            took: list[float] = []
+            for number in range(count + 2):
+                if number == 2:  # the first ones make what is made once
+                    cpu = writer.running.cpu_s, follower.running.cpu_s
+                answer = await tool.push(_update(what, number))
+                assert answer.ack is not None, answer.nack
+                if number >= 2:
+                    took.append(1000 * (answer.at - answer.sent))
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)
+            spent = [
+                1000 * (each.running.cpu_s - before) / count
+                for each, before in zip((writer, follower), cpu, strict=True)
+            ]
+            found.append(Updates(services, what, count, spread([round(t, 3) for t in took]), *map(_tenth, spent)))
+    return found
+
+
+def _tenth(value: float) -> float:
+    return round(value, 2)
+
+
+def _update(what: str, number: int) -> pb.DescriptorUpdate:
+    name = service_name(0)
+    if what == "weights":
+        shares = {f"v{version}": 0.1 for version in range(2, VERSIONS)}
+        step = 0.01 * (number % 10)
+        return pb.DescriptorUpdate(
+            service_name=name, version="v0", weights=shares | {"v0": 0.05 + step, "v1": 0.15 - step}
+        )
+    targets = table(number + 1).versions[1].endpoints
+    endpoints = [pb.Endpoint(url=each.url, zone=each.zone, node=each.node) for each in targets]
+    return pb.DescriptorUpdate(service_name=name, version="v1", endpoints=endpoints)

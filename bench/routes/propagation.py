@@ -1,0 +1,110 @@
+"""How soon everybody follows: twenty sidecars and three Envoys, one after another all to one version and back.
+
+Every sidecar and Envoy is asked again and again, by itself, on a connection that is kept. A push gives one version all
+traffic. For each place and push: how long after the ack (and after the sending) the last request *began* that the
+other version answered; 0 where every request after it followed. So the resolution is the pause between two requests
+of one place (`every_ms`), and what is measured includes all: the log, the fold, the swap, for Envoys xDS.
+
+`told`: the same push, at a release tool that follows through that sidecar: when it was told, by the clock of this
+process. Twenty interpreters, three Envoys, the load and the tools share this machine's cores: its noise is in it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bench.routes.envoys import envoys
+from bench.routes.stage import addresses, engine, members, quantiles_ms
+from bench.txlog.stage import Tree
+from sidecar.demo.script import Script
+from tests.outcomes.release import Asking, Turn, policy, releasing, update
+from tests.servers import Server
+
+SETTLE_S = 2.0
+FOLLOW_S = 2.0
+"""After the last push of all: everybody is asked until then."""
+
+
+class Propagation(msgspec.Struct, frozen=True):
+    """Milliseconds, p50, p90, p99 and the most, over `pushes` times the places."""
+
+    sidecars: int
+    envoys: int
+    pushes: int
+    requests: int
+    failed: int
+    every_ms: float
+    ack_ms: list[float]
+    told_ms: list[float]
+    """After the ack; negative where the tool's answer came later than the change."""
+    sidecars_acked_ms: list[float]
+    sidecars_sent_ms: list[float]
+    envoys_acked_ms: list[float]
+    envoys_sent_ms: list[float]
+
+
+async def measure(
+    tree: Tree,
+    server: Server,
+    work: Path,
+    *,
+    sidecars: int,
+    envoy_count: int,
+    pushes: int,
+    pause_s: float,
+    every_s: float,
+    say: Callable[[str], None],
+) -> Propagation:
+    """Pushes through the first sidecar in turn and the others."""
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        port = await enter(engine(Script(tokens=1, keep=0)))
+        urls = {"v1": addresses(1, 3, port), "v2": addresses(2, 3, port)}
+        path = policy(work / "propagation.json", urls, {"v1": 100})
+        fleet = await enter(members(sidecars, tree, server.url, policy=path))
+        around = await enter(envoys(envoy_count, tree, server.url, path, work)) if envoy_count else []
+        tools = [await enter(releasing(each.control)) for each in fleet]
+        asking = Asking(every_s)
+        stop = asyncio.Event()
+        turns: list[Turn] = []
+        told: list[float] = []
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asking.run([*(each.port for each in fleet), *around], stop))
+            await asyncio.sleep(SETTLE_S)
+            for number in range(pushes):
+                version = "v1" if number % 2 else "v2"
+                other = "v2" if number % 2 else "v1"
+                answer = await tools[number % sidecars].push(update(version=version, weights={version: 1, other: 0}))
+                made = answer.accepted.table_version
+                await asyncio.sleep(pause_s)
+                turns.append(Turn(version, answer.sent, answer.at, loop.time()))
+                for tool in tools:
+                    await tool.until("chat", made)
+                    told += [at - answer.at for at, table in tool.changes if table.table_version == made]
+            stop.set()
+        say(f"propagation: {len(asking.seen)} requests, {dict(asking.statuses)}")
+    failed = sum(count for status, count in asking.statuses.items() if status != 200)
+    found: dict[tuple[bool, bool], list[float]] = {(a, b): [] for a in (False, True) for b in (False, True)}
+    for turn in turns:
+        for sent in (False, True):
+            since = turn.sent if sent else turn.acked
+            for place, late in asking.late_s(turn.version, since, turn.until).items():
+                found[place >= sidecars, sent].append(late)
+    return Propagation(
+        sidecars,
+        envoy_count,
+        pushes,
+        len(asking.seen),
+        failed,
+        1000 * every_s,
+        quantiles_ms([turn.acked - turn.sent for turn in turns]),
+        quantiles_ms(told),
+        quantiles_ms(found[False, False]),
+        quantiles_ms(found[False, True]),
+        quantiles_ms(found[True, False] or [0.0]),
+        quantiles_ms(found[True, True] or [0.0]),
+    )
