@@ -28,13 +28,14 @@
 
 from collections.abc import Callable
 from math import isfinite
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
 from sidecar.core.desk import Action
 from sidecar.core.revise import Refused
 from sidecar.core.table import MAX_STEPS, PARTS, Phase, Plan, Rollout, Table, parts_of, weighed
+from sidecar.core.verdict import Verdict
 
 MOST_STEP_S: Final = 30 * 86_400.0
 MOST_SAMPLES: Final = 10_000_000
@@ -42,19 +43,6 @@ MOST_FALSE_ALARM: Final = 0.2
 MOST_TIMES: Final = 100.0
 """How many times slower, or longer, a canary may be at most: more is no margin."""
 MAX_ID: Final = 128  # characters
-
-
-class Verdict(Protocol):
-    """What `core.canary` concludes: `word` pass, fail or unclear; `canary`: how many of its answers were judged."""
-
-    @property
-    def word(self) -> str: ...
-
-    @property
-    def evidence(self) -> str: ...
-
-    @property
-    def canary(self) -> int: ...
 
 
 Ready = Callable[[str], float]

@@ -16,9 +16,10 @@ watchdog for all attempts looks at them when they were due.
 
 from collections.abc import Callable
 from enum import Enum
-from math import inf
+from math import inf, nan
 from typing import Final, Protocol
 
+from sidecar.core.canary import Trial
 from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, ending_of_stream, retry_after_s
 from sidecar.core.detector import Expectation
 from sidecar.core.fleet import Node, Times
@@ -110,8 +111,9 @@ class Attempt:
     """One attempt; a `Sink` for its link. `ending` is set once, when it is done.
 
     Times are the loop's seconds. `first_token_at` and `last_token_at` are 0 while no token came; `max_gap_s` is the
-    longest wait between two token-bearing reads. `bytes_out` counts body bytes sent to the client. `expectation` is to
-    be set before `start`, where there is one.
+    longest wait between two token-bearing reads. `paused_at`: when the client first did not read, 0 while it always
+    did. `bytes_out` counts body bytes sent to the client. `expectation` is to be set before `start`, where there is
+    one.
     """
 
     __slots__ = (
@@ -153,6 +155,7 @@ class Attempt:
         "max_gap_s",
         "node",
         "owner",
+        "paused_at",
         "phase",
         "reader",
         "reused_connection",
@@ -216,6 +219,7 @@ class Attempt:
         self.first_token_at = 0.0
         self.last_token_at = 0.0
         self.max_gap_s = 0.0
+        self.paused_at = 0.0
         self.bytes_out = 0
 
     # What the exchange calls.
@@ -253,6 +257,8 @@ class Attempt:
     def pause(self) -> None:
         """The client does not read: stop reading the engine, and charge it for no silence."""
         self._paused = True
+        if not self.paused_at:
+            self.paused_at = self._clock()
         if self._link is not None:
             self._link.pause()
 
@@ -542,6 +548,32 @@ class Attempt:
             malformed_events=reader.malformed if reader is not None else 0,
             reused_connection=self.reused_connection,
             copy=copy,
+        )
+
+    def observe(self, trial: Trial, result: Result) -> None:
+        """Tell a rollout's trial how it went, once `ending` is set. What a slow client held up says nothing of time."""
+        ending, reader, usage = self.ending, self.reader, self.usage
+        assert ending is not None
+        first_at, paused_at = self.first_token_at, self.paused_at
+        tokens = reader.tokens if reader is not None else 0
+        if usage is not None and usage.completion_tokens:
+            # An event may carry several tokens, of one version and not of the other.
+            tokens = usage.completion_tokens
+        first_s = gap_s = nan
+        if first_at and (not paused_at or first_at < paused_at):
+            first_s = first_at - self.sent_at
+            waited_s = self.last_token_at - first_at
+            if tokens > 1 and waited_s > 0.0 and not paused_at:
+                gap_s = waited_s / (tokens - 1)
+        trial.observe(
+            self.node.version,
+            self._request.body_size,
+            ending,
+            result,
+            first_s,
+            gap_s,
+            tokens,
+            self.finish_reason or "",
         )
 
     def retry_after_s(self, now_wall: float) -> float | None:

@@ -94,13 +94,13 @@ GOLDEN = [
 def test_the_bytes_are_what_other_releases_read() -> None:
     assert encode(summary()) == bytes.fromhex(
         "01"
-        "9aa5706f642d6107a463686174cd03e8"
+        "9ba5706f642d6107a463686174cd03e8"
         "9198ad31302e302e302e313a38303030a27631"
         "820028440281000182371e380a0c96280201d1f254297d93000201"
         "81b9504f5354202f76312f636861742f636f6d706c6574696f6e73922802"
         "81a6757365722d31920002"
         "ccfac3"
-        "81a16193823703380104fb"
+        "81a16193823703380104fbc400"
     )
 
 
