@@ -33,6 +33,7 @@ from sidecar.policy.load import single
 from sidecar.policy.schema import Service, Snapshot
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
+from sidecar.rollouts import Rollouts
 from sidecar.routes import Routes
 from sidecar.settings import Settings, UsageError
 from sidecar.telemetry.logs import Logs
@@ -77,6 +78,7 @@ class Running:
         self.phase = Phase.STARTING
         self.logbook = logbook
         self.routes = routes
+        self.rollouts: Rollouts | None = None
         self.control: ControlView | None = None
         self.xds: ControlView | None = None
         self.proxy_port = 0
@@ -255,6 +257,20 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         logbook.kept(settings.redis, settings.redis_prefix, settings.data, tasks)
                     )
                     routes.log = logbook.log
+                    rollouts = running.rollouts = Rollouts(
+                        routes,
+                        routes.change,
+                        logbook.log,
+                        fleet,
+                        observer=replica.observer,
+                        tell=logbook.tell_trial,
+                        clock=loop.time,
+                        server_us=replica.server.now_us,
+                        say=logbook.say,
+                        moved=metrics.rollout_moved,
+                        breathe=lambda: asyncio.sleep(0),
+                    )
+                    stack.callback(tasks.create_task(rollouts.run()).cancel)
                     running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
                     stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
