@@ -1,4 +1,4 @@
-"""What the transaction log costs and how quick it is: real sidecars, a real Valkey, in under six minutes.
+"""What the transaction log costs and how quick it is: real sidecars, a real Valkey, in ten minutes.
 
     python -m bench.txlog                           everything
     python -m bench.txlog --parts probes,seen       some of it
@@ -14,6 +14,7 @@
 | stream | 2,000 transitions a second through one server with 1 and with 100 tails: CPU, and how far behind  |
 | bulk   | 100,000 sessions and 10,000 endpoints in the log: memory, and how soon a sidecar has them         |
 | path   | a request's and a chunk's CPU with the log on a server, against `--redis local`                   |
+| counted | the same in instructions, which no neighbour changes: four minutes, wants valgrind               |
 
 Exit code 1 if a budget is missed. The machine's own noise is in the figures: repetitions, median, range. Wants two
 cores that have little else to do.
@@ -34,12 +35,12 @@ import uvloop
 
 from bench.compare.machine import machine
 from bench.compare.process import allow_files
-from bench.txlog import bulk, path, probes, seen, stream
+from bench.txlog import bulk, instructions, path, probes, seen, stream
 from bench.txlog.results import Results, budgets, text
 from bench.txlog.stage import COMPILED, Tree
 from tests.servers import valkey
 
-PARTS = ("probes", "seen", "stream", "bulk", "path")
+PARTS = ("probes", "seen", "stream", "bulk", "path", "counted")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +112,11 @@ async def _path(tree: Tree, server: Any, work: Path, results: Results, quick: bo
     results.idle = await path.idle(tree, work / "idle", rounds=1 if quick else 4, seconds=2.0)
 
 
-_MEASURES = {"probes": _probes, "seen": _seen, "stream": _stream, "bulk": _bulk, "path": _path}
+async def _counted(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:
+    results.counted = await instructions.measure(tree, work / "counted", seconds=5.0 if quick else 20.0)
+
+
+_MEASURES = {"probes": _probes, "seen": _seen, "stream": _stream, "bulk": _bulk, "path": _path, "counted": _counted}
 
 
 def _say(line: str) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bench.txlog.bulk import Bulk
-from bench.txlog.path import SHARED, Idle, Path
+from bench.txlog.instructions import AT, JUDGED_AT, Counted
+from bench.txlog.path import BASE, SHARED, Idle, Path
 from bench.txlog.probes import PROBES, SUCCESSES, Round
 from bench.txlog.seen import Seen
 from bench.txlog.stage import Spread, spread
@@ -29,6 +30,7 @@ class Results:
     bulk: Bulk | None = None
     path: list[Path] = field(default_factory=list)
     idle: list[Idle] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -60,7 +62,14 @@ def budgets(results: Results) -> list[Budget]:
             for each in results.path
             if each.arm == SHARED
         ),
+        _at_most(f"instructions at {JUDGED_AT:g} requests/s, over --redis local", 1.05, _over(results.counted), "", 3),
     ]
+
+
+def _over(counted: Sequence[Counted]) -> list[float]:
+    """What a server makes of a second's instructions at `JUDGED_AT`."""
+    at = {each.arm: each.at(JUDGED_AT) for each in counted}
+    return [at[SHARED] / at[BASE]] if len(at) == 2 else []
 
 
 def _at_most(what: str, limit: float, values: Sequence[float], unit: str, digits: int = 1) -> Budget:
@@ -98,6 +107,7 @@ def text(results: Results) -> str:
         *([_of_bulk(results.bulk)] if results.bulk else []),
         *([_of_path(results.path)] if results.path else []),
         *([_of_idle(results.idle)] if results.idle else []),
+        *([_of_counted(results.counted)] if results.counted else []),
     ]
     return "\n".join(parts)
 
@@ -190,6 +200,21 @@ def _of_path(path: Sequence[Path]) -> str:
 def _of_idle(idle: Sequence[Idle]) -> str:
     head = ["no traffic, log", "transitions/s of others", "CPU ms per s", "log lost"]
     rows = [[each.log, f"{each.transitions_per_s:g}", shown(spread(each.ms_per_s), 2), f"{each.away}"] for each in idle]
+    return table(head, rows)
+
+
+def _of_counted(counted: Sequence[Counted]) -> str:
+    head = ["thousands of instructions, log", "idle second", "second with traffic", "request"]
+    head += [f"second at {rate:g}/s" for rate in AT]
+    rows = [
+        [
+            each.arm,
+            *(f"{value / 1000:,.0f}" for value in (each.idle_per_s, each.busy_per_s)),
+            f"{each.request / 1000:,.1f}",
+        ]
+        + [f"{each.at(rate) / 1000:,.0f}" for rate in AT]
+        for each in counted
+    ]
     return table(head, rows)
 
 
