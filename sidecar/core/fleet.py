@@ -322,6 +322,14 @@ class ServiceState:
         opened = [breaker for breaker in self.roster.not_closed.values() if not breaker.held_open]
         return sorted(opened, key=lambda breaker: breaker.since)
 
+    def ready_zones(self, now: float) -> dict[str, int]:
+        """How many endpoints of each zone any request may go to; zones without one too."""
+        ready: dict[str, int] = {}
+        for node in self.nodes.values():
+            well = node.breaker.passes and not node.draining and node.overload_until <= now
+            ready[node.endpoint.zone] = ready.get(node.endpoint.zone, 0) + well
+        return ready
+
     def _divide(self, policy: Service) -> None:
         self.split = tuple((VersionName(version), part) for version, part in policy.split.items() if part > 0)
 
@@ -667,10 +675,16 @@ class Fleet:
             models = self._models = ModelTable(entries)
             self._first = ordered[0] if ordered else None
         found = models.find(model) if model else self._first
-        if isinstance(found, Sleeper):
-            self.wake(found.name)
-            return self.services.get(found.name)
-        return found
+        if not isinstance(found, Sleeper):
+            return found
+        name = found.name
+        self.wake(name)
+        awake = self.services.get(name)
+        if awake is None:  # its table is of no use here: whoever comes next has the model
+            self._asleep.pop(name, None)
+            self._forget_models()
+            return self._find(model)
+        return awake
 
     def tick(self, now: float) -> list[Transition]:
         """To be called once a second: learning, and what else time does beside the requests' path."""

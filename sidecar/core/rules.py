@@ -1,7 +1,7 @@
 """What becomes of an update: `revise` holds it against the rules that `core.revise` states; pure.
 
-A table is made anew from the one that stands, or, for a service that nobody updated yet, from what its policy file
-says. Everything is checked on what would come of it, and nothing of what is refused is kept.
+A table is made anew from the one that stands, or, for a service whose versions nobody updated yet, from what its
+policy file says. Everything is checked on what would come of it, and nothing of what is refused is kept.
 """
 
 import re
@@ -83,7 +83,9 @@ def revise(
         return Refused("stale", f"{said}, and not at {update.expected}", version_number)
     base = table
     if base is None:
-        base = Table(update.service) if policy is None else started(policy)
+        base = Table(update.service)
+    if not base.versions and policy is not None:
+        base = replace(base, versions=started(policy).versions)
     made = _revised(base, policy, update, now_us, new_id)
     if isinstance(made, Refused):
         return replace(made, version=version_number)

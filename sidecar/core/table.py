@@ -6,7 +6,8 @@ to Envoys. The log's register gives it its version; nothing here knows of the lo
 
 1. Weights are parts of `PARTS`, whole numbers: sidecars and Envoys split alike, and a sum is exact.
 2. A table holds all versions that may get traffic, with endpoints or without: those that a policy file names for a
-   version stay the file's, and are added to the table's.
+   version stay the file's, and are added to the table's. One that has no versions says nothing of them (it is there for
+   a zone's sake): the policy file's split stands.
 3. A table that a later release wrote with more in it is read for what is known here; what is not known is lost if this
    one writes the next. A schema that is not known is refused.
 4. Times are the log server's clock in microseconds since the epoch: the only clock that sidecars share.
@@ -210,6 +211,8 @@ def decode(blob: bytes) -> Table:
         raise BadTable(f"no routing table: {exc}") from exc
     if any(not 0 <= version.weight <= PARTS for version in table.versions):
         raise BadTable("no routing table: a weight in it is none")
+    if table.versions and not any(version.weight for version in table.versions):
+        raise BadTable("no routing table: nobody would get the traffic")
     return table
 
 
@@ -292,7 +295,9 @@ def effective(policy: Service, table: Table) -> Service:
                 zone=target.zone or known.zone,
                 node=target.node or known.node,
             )
-    return replace(policy, endpoints=tuple(fixed.values()), split=_split(table))
+    # One that was begun for a zone's sake says nothing of versions.
+    split = _split(table) if table.versions else policy.split
+    return replace(policy, endpoints=tuple(fixed.values()), split=split)
 
 
 def reweighed(service: Service, before: Table, table: Table) -> Service | None:
@@ -300,7 +305,7 @@ def reweighed(service: Service, before: Table, table: Table) -> Service | None:
 
     Its endpoints stay the same object: who compares them need not go through thousands.
     """
-    if [_stands(each) for each in before.versions if each.endpoints] != [
+    if not table.versions or [_stands(each) for each in before.versions if each.endpoints] != [
         _stands(each) for each in table.versions if each.endpoints
     ]:
         return None
