@@ -1,7 +1,7 @@
 """The command `sidecar`: verbs, their flags, their exit codes (0 ok, 1 refused or failed, 2 usage).
 
 What a verb needs is imported when the verb runs: `sidecar breakers list` must not wait for the relay's imports. Verbs
-that ask a running sidecar are in `sidecar.operate` and `sidecar.chronicle`.
+that ask a running sidecar are in `sidecar.operate`, `sidecar.release` and `sidecar.chronicle`.
 """
 
 import argparse
@@ -24,6 +24,8 @@ _EXAMPLES = """examples:
   sidecar simulate --policy chat.yaml --trace monday.jsonl --fault stall:5m:8m:0
   sidecar breakers list
   sidecar breakers open node 127.0.0.1:8000 --for 10m
+  sidecar routes set chat v2 --plan canary.yaml
+  sidecar canary status --watch
   sidecar log tail --follow
   sidecar log replay --policy stricter.yaml --since 2h
 
@@ -37,6 +39,14 @@ azure and burstgpt read the columns of those public traces.
 A fault has a KIND: step, ramp, cold, reload (slower by the factor STRENGTH; reload refuses first), errors, multi,
 stall, gray (of the share STRENGTH of requests), zone (STRENGTH seconds later), outage (refuses); BEGIN and END, in
 seconds from the first request, or 90s, 5m, 2h; and PODS: an endpoint, its number from 0, several with commas, or all.
+
+"""
+
+_ROUTES_SET = """Without --weight, --weights and --plan the weights stay; a new version has none, unless it is the
+first.
+A plan is a document of YAML or JSON (docs/routing.md):
+  baseline: v1
+  steps: [{weight: 0.05, min: 2m, min_samples: 500}, {weight: 1, min: 10m}]
 
 """
 
@@ -235,13 +245,116 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--from", metavar="FILE", dest="file", help="a recording, instead of a running sidecar's log")
     again.add_argument("--save", metavar="FILE", help="keep the recording, for --from")
 
-    routes = verbs.add_parser("routes", help="the services of a running sidecar", allow_abbrev=False)
-    lists = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add_query(lists, "list", "routes", "every service and endpoint")
+    _add_routes(verbs)
+    _add_canary(verbs)
 
     version = _add(verbs, "version", _version, "the version of this program, and whether it is compiled")
     version.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _add_routes(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    routes = verbs.add_parser("routes", help="the services of a running sidecar, and who gets what", allow_abbrev=False)
+    actions = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_query(actions, "list", "list", "every service, version and endpoint", "sidecar routes list", ask=_release)
+    update = _add_query(
+        actions,
+        "set",
+        "set",
+        "change one version of a service, in all sidecars at once",
+        "sidecar routes set chat v2 --weight 0.15",
+        "sidecar routes set chat v2 --endpoint http://10.0.0.9:8000 --engine vllm",
+        "sidecar routes set chat v2 --weight 0.05 --schema-file chat.desc --update-id build-1207",
+        "sidecar routes set chat v2 --plan canary.yaml && sidecar canary status chat --watch",
+        "sidecar routes set chat v2 --weights v1=0.5,v2=0.5 --expected 1876546873761794",
+        ask=_release,
+        more=_ROUTES_SET,
+    )
+    update.add_argument("service", metavar="SERVICE")
+    update.add_argument("version", metavar="VERSION")
+    traffic = update.add_argument_group("traffic")
+    traffic.add_argument(
+        "--weight", metavar="0.15", help="the version's share of new sessions, 0-1; others keep theirs"
+    )
+    traffic.add_argument("--weights", metavar="v1=0.85,v2=0.15", default="", help="the whole split instead; sums to 1")
+    traffic.add_argument("--plan", metavar="FILE", help="lead it to its weight step by step, judged: YAML or JSON")
+    engine = update.add_argument_group("engines")
+    engine.add_argument(
+        "--endpoint",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="an engine of the version; may be repeated, and replaces those it has",
+    )
+    engine.add_argument("--no-endpoints", action="store_true", help="take away those it has")
+    engine.add_argument("--zone", metavar="ZONE", default="", help="where these endpoints are")
+    engine.add_argument("--engine", metavar="KIND", help="vllm, triton or deepspeed; of a new version it must be said")
+    engine.add_argument(
+        "--model",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="of a service that no policy file names: a model"
+        " that it serves; may be repeated (default: the service's name)",
+    )
+    schema = update.add_argument_group("schema")
+    schema.add_argument("--schema-hash", metavar="HEX", default="", help="SHA-256 of the service's schema")
+    schema.add_argument("--schema-file", metavar="FILE", help="the schema itself, to be hashed here")
+    schema.add_argument(
+        "--compatible",
+        metavar="HEX",
+        action="append",
+        default=[],
+        help="another version's hash that clients of this one may meet; may be repeated",
+    )
+    schema.add_argument(
+        "--signature", metavar="NAME=VALUE", action="append", default=[], help="kept, and not read; may be repeated"
+    )
+    order = update.add_argument_group("order")
+    order.add_argument(
+        "--expected", metavar="N", default="0", help="only if the table has this version, as `routes list` shows it"
+    )
+    order.add_argument("--update-id", metavar="ID", default="", help="the same id twice is one update: safe to repeat")
+    order.add_argument("--by", metavar="NAME", help="who asks (default: the login name)")
+
+
+def _add_canary(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    canary = verbs.add_parser("canary", help="canaries that are led to their weight", allow_abbrev=False)
+    actions = canary.add_subparsers(title="actions", metavar="ACTION", required=True)
+    status = _add_query(
+        actions,
+        "status",
+        "status",
+        "how it stands with every service's last canary",
+        "sidecar canary status",
+        "sidecar canary status chat --watch",
+        ask=_release,
+    )
+    status.add_argument("service", metavar="SERVICE", nargs="?")
+    status.add_argument(
+        "--watch", action="store_true", help="tell each change until it is over; exit code 0 if it was promoted"
+    )
+    for action, words in (
+        ("promote", "let it go to its next step now"),
+        ("abort", "take its weight away now"),
+        ("hold", "leave it where it is, whatever is observed"),
+        ("resume", "judge it again and lead it on"),
+    ):
+        order = _add_query(
+            actions,
+            action,
+            action,
+            words,
+            f"sidecar canary {action} chat",
+            f"sidecar canary {action} chat {'--full' if action == 'promote' else '--by ann'}",
+            ask=_release,
+        )
+        order.add_argument(
+            "service", metavar="SERVICE", nargs="?", help="default: the only one with a canary under way"
+        )
+        order.add_argument("--by", metavar="NAME", help="who orders it (default: the login name)")
+        if action == "promote":
+            order.add_argument("--full", action="store_true", help="to its full weight")
 
 
 def _add(
@@ -272,8 +385,9 @@ def _add_query(
     *examples: str,
     ask: Verb | None = None,
     json_help: str = "print JSON",
+    more: str = "",
 ) -> argparse.ArgumentParser:
-    parser = _add(verbs, name, ask or _ask, words, *examples)
+    parser = _add(verbs, name, ask or _ask, words, *examples, more=more)
     parser.set_defaults(query=query)
     parser.add_argument("--admin", metavar="HOST:PORT", help="the sidecar's admin address, or unix:///path")
     parser.add_argument("--json", action="store_true", help=json_help)
@@ -347,6 +461,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _ask(arguments: argparse.Namespace) -> int:
     from sidecar.operate import ask
+
+    return ask(arguments)
+
+
+def _release(arguments: argparse.Namespace) -> int:
+    from sidecar.release import ask
 
     return ask(arguments)
 

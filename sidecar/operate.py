@@ -1,5 +1,7 @@
 """The verbs that ask a running sidecar: one HTTP exchange with its admin port, then a table or its JSON.
 
+Those about routing tables and canaries are in `sidecar.release`.
+
 What a sidecar says holds what its clients said (session ids, models), so nothing is printed before what could move a
 terminal's cursor is made visible.
 """
@@ -25,7 +27,7 @@ TIMEOUT_S = 5.0
 # 100,000 sessions that once tripped are some 30 MB.
 MAX_BODY_BYTES = 64 << 20
 
-_PAGES = {"status": "/healthz", "breakers": "/breakers", "routes": "/routes"}
+_PAGES = {"status": "/healthz", "breakers": "/breakers"}
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - replaced, not listened on
 
 
@@ -55,26 +57,6 @@ class Breaker(msgspec.Struct, frozen=True):
     observer: str = ""
     registered: str = ""
     detector: Detector | None = None
-
-
-class RouteEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint within a line of `GET /routes`."""
-
-    key: str
-    version: str = ""
-    zone: str = ""
-    state: str = ""
-    in_flight: int = 0
-    waiting: int = 0
-
-
-class Route(msgspec.Struct, frozen=True):
-    """A line of `GET /routes`."""
-
-    service: str
-    models: tuple[str, ...] = ()
-    split: dict[str, float] = {}
-    endpoints: tuple[RouteEndpoint, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -171,12 +153,12 @@ def answering() -> Iterator[None]:
         raise Unanswered("what answers there does not speak HTTP") from exc
 
 
-def exchange(address: Listen, method: str, path: str) -> tuple[int, bytes]:
-    """Asks once: the status and the body. Unanswered where there is none, or one too long."""
+def exchange(address: Listen, method: str, path: str, told: bytes | None = None) -> tuple[int, bytes]:
+    """Asks once, with `told` as JSON: the status and the body. Unanswered where there is none, or one too long."""
     connection = connection_to(address)
     try:
         with answering():
-            connection.request(method, path, headers={"accept": "application/json"})
+            connection.request(method, path, told, {"accept": "application/json", "content-type": "application/json"})
             answer = connection.getresponse()
             body = answer.read(MAX_BODY_BYTES + 1)
         if len(body) > MAX_BODY_BYTES:
@@ -197,7 +179,7 @@ def refusal(status: int, body: bytes) -> str:
 
 def _order(arguments: argparse.Namespace) -> str:
     """The path of an order. UsageError for a name or a time that means nothing."""
-    query = {"by": _login()}
+    query = {"by": login()}
     for name, value, parse in (("by", arguments.by, parse_name), ("for", arguments.duration, parse_span)):
         if value is None:
             continue
@@ -209,7 +191,7 @@ def _order(arguments: argparse.Namespace) -> str:
     return f"/breakers/{arguments.scope}/{quote(arguments.key, safe='')}/{arguments.action}?{urlencode(query)}"
 
 
-def _login() -> str:
+def login() -> str:
     """Who is at the prompt, as the environment or the system calls him."""
     import getpass
 
@@ -223,8 +205,6 @@ def _show(query: str, body: bytes) -> None:
     match query:
         case "status":
             _show_health(body)
-        case "routes":
-            _show_routes(body)
         case _:
             _show_breakers(body)
 
@@ -271,19 +251,6 @@ def _explained(detector: Detector) -> list[str]:
     elif detector.overload:
         words.append("overload: slowness is no evidence now, only errors are")
     return words
-
-
-def _show_routes(body: bytes) -> None:
-    rows: list[Sequence[str]] = []
-    for route in msgspec.json.decode(body, type=list[Route]):
-        models = ",".join(route.models)
-        if not route.endpoints:
-            rows.append((route.service, models, *("",) * 7))
-        for each in route.endpoints:
-            part = f"{route.split.get(each.version, 0):g}" if route.split else ""
-            load = (str(each.in_flight), str(each.waiting))
-            rows.append((route.service, models, each.version, part, each.key, each.zone, each.state, *load))
-    print_table(("SERVICE", "MODELS", "VERSION", "PART", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"), rows)
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]] = ()) -> None:

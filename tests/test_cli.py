@@ -128,6 +128,9 @@ def test_every_demo_has_a_directory_of_its_own_that_goes_with_it(monkeypatch: py
         (["log", "tail", "--since", "10"], '--since: "10" is not a duration'),
         (["log", "tail", "--admin", "off"], "nobody to ask"),
         (["routes"], "the following arguments are required: ACTION"),
+        (["routes", "set", "chat"], "the following arguments are required: VERSION"),
+        (["canary"], "the following arguments are required: ACTION"),
+        (["canary", "abort", "--full"], "unrecognized arguments: --full"),
         (["status", "--admin", "off"], "nobody to ask"),
     ],
 )
@@ -141,7 +144,7 @@ def test_a_usage_error_is_told_and_exits_with_2(
     assert started == []
 
 
-VERBS = ["run", "demo", "validate", "simulate", "status", "breakers", "log", "routes", "version"]
+VERBS = ["run", "demo", "validate", "simulate", "status", "breakers", "log", "routes", "canary", "version"]
 
 
 def test_help_names_every_verb_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +161,8 @@ def test_help_names_every_verb_with_examples(capsys: pytest.CaptureFixture[str])
     + [
         *(["breakers", action] for action in ("list", "open", "hold")),
         *(["log", action] for action in ("tail", "show")),
+        *(["routes", action] for action in ("list", "set")),
+        *(["canary", action] for action in ("status", "promote", "abort", "hold", "resume")),
     ],
 )
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
@@ -243,9 +248,10 @@ HEAVY = ["yaml", "aiohttp", "uvloop", "httptools", "structlog", "prometheus_clie
         (["version"], []),
         (["breakers", "list", "--admin", "127.0.0.1:1"], ["http.client"]),
         (["log", "tail", "--admin", "127.0.0.1:1"], ["http.client"]),
+        (["routes", "set", "chat", "v2", "--admin", "127.0.0.1:1"], ["http.client"]),
         (["validate", "/nonexistent"], ["yaml", "asyncio"]),
     ],
-    ids=["version", "breakers", "log", "validate"],
+    ids=["version", "breakers", "log", "routes", "validate"],
 )
 def test_a_verb_imports_only_what_it_needs(argv: list[str], needed: list[str]) -> None:
     code = (

@@ -20,17 +20,6 @@ from sidecar.settings import Listen, UsageError
 _NODE = {"scope": "node", "key": "127.0.0.1:8000", "service": "chat", "state": "open", "version": 3}
 _SESSION = {"scope": "session", "key": "s\x1b[2J\n1", "service": "chat", "state": "closed", "version": 1}
 BREAKERS = [{**_NODE, "since": "t", "why": "x y"}, {**_SESSION, "since": "t", "why": ""}]
-ROUTES = [
-    {
-        "service": "chat",
-        "models": ["a", "b*"],
-        "split": {"v1": 90.0, "v2": 10.0},
-        "fallback": "",
-        "sessions": 0,
-        "endpoints": [{"key": "a:80", "version": "v2", "zone": "z", "state": "closed", "in_flight": 4, "waiting": 1}],
-    },
-    {"service": "empty", "models": [], "split": {}, "endpoints": []},
-]
 HEALTH = {"status": "ready", "reason": "", "phase": "serving", "parts": {"policy": {"ok": True, "detail": "version 1"}}}
 
 
@@ -137,18 +126,6 @@ def test_evidence_stands_under_its_row_and_what_a_service_s_detector_is_short_of
             "    service a: panic: most answers fail everywhere; no breaker opens",
         ]
     )
-
-
-def test_routes_are_a_table_with_the_part_of_each_endpoint_s_version(
-    admin: Admin, capsys: pytest.CaptureFixture[str]
-) -> None:
-    admin.says(ROUTES)
-    assert main(["routes", "list", "--admin", admin.address]) == 0
-    assert admin.seen == [("GET", "/routes")]
-    head, chat, empty = lines(capsys)
-    assert len(head.split()) == len(chat.split()) == len(empty.split()) == 9
-    assert chat.split() == ["chat", "a,b*", "v2", "10", "a:80", "z", "closed", "4", "1"]
-    assert empty.split() == ["empty", *["-"] * 8]
 
 
 def test_status_says_ready_and_each_part(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,8 +342,6 @@ def test_an_address_that_nobody_has_is_a_usage_error(flag: str | None, environ: 
     [
         (operate.Breaker, views.BreakerLine),
         (operate.Detector, views.DetectorLine),
-        (operate.Route, views.RouteLine),
-        (operate.RouteEndpoint, views.EndpointLine),
         (operate.Health, views.HealthPage),
         (operate.Part, views.Part),
     ],
@@ -382,5 +357,5 @@ def test_only_what_a_terminal_would_act_on_is_escaped() -> None:
 
 
 def test_ask_is_the_whole_of_the_verbs(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
-    assert operate.ask(argparse.Namespace(query="routes", admin=admin.address, json=False)) == 0
+    assert operate.ask(argparse.Namespace(query="breakers", admin=admin.address, json=False)) == 0
     assert len(lines(capsys)) == 1

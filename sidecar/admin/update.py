@@ -14,8 +14,7 @@ import msgspec
 from sidecar.core.revise import Update
 from sidecar.core.table import PARTS, Margins, Plan, Step, Target
 from sidecar.policy.duration import format_seconds, parse_span
-from sidecar.policy.plan import PlanDocument
-from sidecar.policy.schema import Seconds, Span
+from sidecar.policy.schema import PlanDocument, Seconds, Span
 
 
 class TargetDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

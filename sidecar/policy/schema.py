@@ -376,6 +376,43 @@ class MeshBreakerDocument(Strict, frozen=True, kw_only=True):
     spec: MeshBreaker
 
 
+MAX_STEPS = 20
+"""Of a canary's plan."""
+
+
+class PlanStep(Strict, frozen=True, kw_only=True):
+    """The canary has `weight` of all traffic for at least `min` and `min_samples` answers."""
+
+    weight: Annotated[float, Meta(ge=0.0001, le=1)]
+    min_s: Span = field(name="min", default=Span(60))
+    min_samples: Annotated[int, Meta(ge=1, le=10_000_000)] = 500
+
+
+class PlanMargins(Strict, frozen=True, kw_only=True):
+    """How much worse than its baseline a canary may be and still pass (docs/canary.md)."""
+
+    success: Ratio = 0.005
+    first_token: Annotated[float, Meta(ge=1, le=100)] = 1.10
+    token_gap: Annotated[float, Meta(ge=1, le=100)] = 1.10
+    errors: Ratio = 0.005
+    length: Annotated[float, Meta(ge=1, le=100)] = 1.25
+    finish: Ratio = 0.05
+
+
+class PlanDocument(Strict, frozen=True, kw_only=True):
+    """How a canary is led to its full weight.
+
+    `false_alarm`: how likely one as good as its baseline is taken back, over the whole rollout. `min_ready`: a rollback
+    sends its share only to versions of whose endpoints at least this part may serve; 0: to any.
+    """
+
+    baseline: Name
+    steps: Annotated[tuple[PlanStep, ...], Meta(max_length=MAX_STEPS)]
+    false_alarm: Annotated[float, Meta(ge=1e-6, le=0.5)] = 0.01
+    margins: PlanMargins = PlanMargins()
+    min_ready: Ratio = 0.5
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All policy files together, at one version. Replaced whole, never edited.
 

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from sidecar.admin.update import TargetDocument, UpdateDocument, encode_update, parse_update, plan_of, update_of
 from sidecar.core.revise import Update
 from sidecar.core.table import Margins, Plan, Step, Target
-from sidecar.policy.plan import PlanDocument, PlanMargins, PlanStep
-from sidecar.policy.schema import Span
+from sidecar.policy.schema import PlanDocument, PlanMargins, PlanStep, Span
 
 FULL = UpdateDocument(
     version="v2",

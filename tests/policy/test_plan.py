@@ -3,8 +3,8 @@ import pytest
 
 from sidecar.core import table
 from sidecar.policy.errors import PolicyErrors
-from sidecar.policy.plan import MAX_STEPS, PlanDocument, PlanMargins, PlanStep, read_plan
-from sidecar.policy.schema import Span
+from sidecar.policy.plan import read_plan
+from sidecar.policy.schema import MAX_STEPS, PlanDocument, PlanMargins, PlanStep, Span
 
 FULL = b"""\
 baseline: v1
