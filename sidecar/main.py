@@ -15,6 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -23,6 +24,7 @@ from sidecar import installed
 from sidecar.admin.app import serve_admin
 from sidecar.admin.facts import ControlView, LogFacts, Phase
 from sidecar.admin.ready import readiness
+from sidecar.control.door import Door
 from sidecar.core.breaker import Action, Scope
 from sidecar.core.fleet import Fleet
 from sidecar.downstream.listener import Listener
@@ -46,6 +48,9 @@ from sidecar.txlog.replica import Replica
 from sidecar.upstream.load import LoadReader
 from sidecar.upstream.pool import Pool
 from sidecar.watch import PolicyWatcher, read_policy
+
+if TYPE_CHECKING:
+    from sidecar.control.server import Control
 
 _SWEEP_S = 0.5  # of idle engine connections: they may be this much older than their limit
 _TICK_S = 1.0  # of the detector: how often it learns what is normal
@@ -79,7 +84,7 @@ class Running:
         self.logbook = logbook
         self.routes = routes
         self.rollouts: Rollouts | None = None
-        self.control: ControlView | None = None
+        self.descriptors: Control | None = None
         self.xds: ControlView | None = None
         self.proxy_port = 0
         self.admin_port: int | None = None
@@ -103,6 +108,8 @@ class Running:
         if self.phase is not Phase.DRAINING:
             self.phase = Phase.DRAINING
             self.logs.event.info("draining", live=self.pipeline.live)
+            if self.descriptors is not None:
+                self.descriptors.drain()
         self.stopping.set()
 
     def override(self, scope: Scope, key: str, action: Action, by: str, for_s: float) -> bool:
@@ -114,6 +121,12 @@ class Running:
             self.recorder.transition(transition)
         self.logbook.order(scope, key, action, by, for_s)
         return True
+
+    @property
+    def control(self) -> ControlView | None:
+        """The descriptor stream's port, as operators see it."""
+        control = self.descriptors
+        return None if control is None else ControlView(control.address, control.streams)
 
     @property
     def log(self) -> LogFacts:
@@ -277,6 +290,8 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         where = settings.admin
                         admin = serve_admin(running, where.host, where.port, socket_path=where.path)
                         running.admin_port = await stack.enter_async_context(admin)
+                    if settings.control is not None:
+                        await stack.enter_async_context(_control(running, settings, tasks))
                     running.phase = Phase.SERVING
                     yield running
             except BaseException as exc:  # noqa: BLE001 - raised again below
@@ -289,6 +304,31 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                     task.cancel()
     if failure is not None:
         raise failure
+
+
+@contextlib.asynccontextmanager
+async def _control(running: Running, settings: Settings, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
+    """The descriptor stream, where the settings have a place for it."""
+    where = settings.control
+    if where is None:
+        yield
+        return
+    # With gRPC: 20 MB, and a tenth of a second of a start that does not need it.
+    from sidecar.control import server
+
+    door = Door(
+        host=where.host,
+        port=where.port,
+        tls_cert=settings.control_tls_cert,
+        tls_key=settings.control_tls_key,
+        tls_ca=settings.control_tls_ca,
+        token=settings.control_token,
+        token_file=settings.control_token_file,
+    )
+    async with server.serving(
+        running.routes, door, tasks, running.logbook.say, running.metrics.route_update
+    ) as running.descriptors:
+        yield
 
 
 def _without_files(settings: Settings) -> Snapshot:
@@ -364,6 +404,7 @@ def _say_started(running: Running, settings: Settings) -> None:
         {
             "listen": str(listen),
             "admin": admin,
+            "control": "off" if running.descriptors is None else running.descriptors.address,
             "tls": settings.tls_cert is not None,
             "compiled": installed.compiled(),
         },
@@ -418,8 +459,8 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch("log_unreadable", lambda: book.log.unreadable + book.unreadable_summaries)
     metrics.watch("log_crashes", lambda: book.log.crashes)
     # Both ports may be off; whoever opens one tells where its numbers are.
-    metrics.watch("control_streams", lambda: running.control.streams if running.control is not None else 0)
-    metrics.watch("control_events_dropped", float)
+    metrics.watch("control_streams", lambda: running.descriptors.streams if running.descriptors is not None else 0)
+    metrics.watch("control_lagged", lambda: running.descriptors.counts.lagged if running.descriptors is not None else 0)
     metrics.watch("xds_clients", lambda: running.xds.streams if running.xds is not None else 0)
     metrics.watch("xds_acks", float)
     metrics.watch("xds_nacks", float)

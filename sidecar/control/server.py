@@ -16,9 +16,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable
 from errno import EADDRINUSE
-from pathlib import Path
 from typing import Final
 
 # It would log handshakes that fail to stderr, as many as a stranger likes; what is of use is in our own log. And the
@@ -65,11 +65,12 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Control:
-    """A server that serves. `port`: the one that it has. `counts`: of its streams, for metrics."""
+    """A server that serves. `port`: the one that it has; `address`: with its host before it. `counts`: for metrics."""
 
-    def __init__(self, desk: Desk, writers: Writers, say: Say) -> None:
+    def __init__(self, desk: Desk, writers: Writers, say: Say, answered: Callable[[str], None]) -> None:
         self.port = 0
-        self.counts = Counts()
+        self.address = ""
+        self.counts = Counts(answered)
         self.draining = asyncio.Event()
         self._desk = desk
         self._writers = writers
@@ -120,13 +121,15 @@ class Control:
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: Desk, door: Door, tasks: asyncio.TaskGroup, say: Say) -> AsyncIterator[Control]:
-    """The descriptor stream over `desk`, while the context lasts. OSError where an address, a certificate or a token is
-    not to be had."""
+async def serving(
+    desk: Desk, door: Door, tasks: asyncio.TaskGroup, say: Say, answered: Callable[[str], None]
+) -> AsyncIterator[Control]:
+    """The descriptor stream over `desk`, while the context lasts. `answered` counts (`stream.Counts`). OSError where an
+    address, a certificate or a token is not to be had."""
     writers = Writers(door.token, door.token_file)
     await writers.check()
     credentials = await asyncio.to_thread(_credentials, door)
-    control = Control(desk, writers, say)
+    control = Control(desk, writers, say, answered)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
     status = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
@@ -134,6 +137,7 @@ async def serving(desk: Desk, door: Door, tasks: asyncio.TaskGroup, say: Say) ->
     server.add_generic_rpc_handlers((control.handler(),))
     try:
         control.port = await _bound(server, door, credentials)
+        control.address = f"{_host(door)}:{control.port}"
         await server.start()
         for name in ("", SERVICE):
             await status.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -154,8 +158,7 @@ async def _leave(control: Control, status: health.aio.HealthServicer) -> None:
 
 async def _bound(server: grpc.aio.Server, door: Door, credentials: grpc.ServerCredentials | None) -> int:
     """The port, listened at. gRPC tells nobody why it cannot have one, so the address is tried before."""
-    host = f"[{door.host}]" if ":" in door.host else door.host
-    where = f"{host}:{door.port}"
+    where = f"{_host(door)}:{door.port}"
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(door.host, door.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -174,22 +177,28 @@ async def _bound(server: grpc.aio.Server, door: Door, credentials: grpc.ServerCr
         raise OSError(EADDRINUSE, f"cannot listen at {where} (--control)") from exc
 
 
+def _host(door: Door) -> str:
+    return f"[{door.host}]" if ":" in door.host else door.host
+
+
 def _credentials(door: Door) -> grpc.ServerCredentials | None:
     if door.tls_cert is None or door.tls_key is None:
         return None
-    key, chain = _pem(door.tls_key, "--control-tls-key"), _pem(door.tls_cert, "--control-tls-cert")
-    authority = None if door.tls_ca is None else _pem(door.tls_ca, "--control-tls-ca")
-    return grpc.ssl_server_credentials([(key, chain)], authority, require_client_auth=authority is not None)
-
-
-def _pem(path: Path, flag: str) -> bytes:
+    # gRPC would tell nobody what is wrong with a file; Python's reader does, though not with which.
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        data = path.read_bytes()
+        trial.load_cert_chain(door.tls_cert, door.tls_key)
     except OSError as exc:
-        raise OSError(exc.errno, f"cannot read {path} ({flag}): {exc.strerror}") from exc
-    if b"-----BEGIN " not in data:
-        raise OSError(f"{path} ({flag}) is no PEM file")
-    return data
+        raise OSError(f"cannot use certificate {door.tls_cert} with key {door.tls_key} (--control-tls): {exc}") from exc
+    authority = None
+    if door.tls_ca is not None:
+        try:
+            trial.load_verify_locations(door.tls_ca)
+            authority = door.tls_ca.read_bytes()
+        except OSError as exc:
+            raise OSError(f"cannot use authority {door.tls_ca} (--control-tls-ca): {exc}") from exc
+    pair = (door.tls_key.read_bytes(), door.tls_cert.read_bytes())
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
 def _certified(context: Context) -> str:

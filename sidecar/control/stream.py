@@ -22,7 +22,7 @@ from sidecar.control import convert
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.writers import Caller, Writers
 from sidecar.core.desk import Desk, Event, Feed, Notice
-from sidecar.core.revise import Accepted, Code, Refused
+from sidecar.core.revise import Accepted, Refused
 
 FIRST_S: Final = 0.05
 """How long a stream's begin waits for what the client wants to hear: a client on the same continent sends it with the
@@ -39,15 +39,15 @@ DRAINING: Final = Notice("", "draining", "the sidecar stops; another one has the
 
 
 class Counts:
-    """What was asked over all streams: taken (of those, repeated), and refused by code."""
+    """What is counted over all streams: how many are open, how often one was too slow for its events, and by `answered`
+    every answer: `accepted`, `repeated`, or the code of a refusal."""
 
-    __slots__ = ("accepted", "refused", "repeated", "streams")
+    __slots__ = ("answered", "lagged", "streams")
 
-    def __init__(self) -> None:
+    def __init__(self, answered: Callable[[str], None]) -> None:
         self.streams = 0
-        self.accepted = 0
-        self.repeated = 0
-        self.refused: dict[Code, int] = dict.fromkeys(convert.CODES, 0)
+        self.lagged = 0
+        self.answered = answered
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -174,11 +174,10 @@ class Stream:
 
     async def _answer(self, message: pb.DescriptorUpdate, done: Accepted | Refused) -> None:
         if isinstance(done, Accepted):
-            self._counts.accepted += 1
-            self._counts.repeated += done.repeated
+            self._counts.answered("repeated" if done.repeated else "accepted")
             said = convert.ack(message, self._number, done)
         else:
-            self._counts.refused[done.code] += 1
+            self._counts.answered(done.code)
             said = convert.nack(message, self._number, done)
         await self._send(said)
 
@@ -218,6 +217,7 @@ class Stream:
         while self._wish is wish:
             events = await self._news(feed)
             if feed.lagged:
+                self._counts.lagged += 1
                 return
             for event in events:
                 if wish.wants(event):

@@ -37,7 +37,7 @@ class Caller(msgspec.Struct, frozen=True):
         return f"{proven} ({said})" if said else proven
 
 
-_WORDS = 64  # a record's `by` has room for 128 characters, and a certificate's name is cut to the same
+_WORDS = 60  # of each: a record's `by` has room for 128 characters
 
 
 class Writers:

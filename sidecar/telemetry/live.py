@@ -43,7 +43,7 @@ Watched = Literal[
     "log_unreadable",
     "log_crashes",
     "control_streams",
-    "control_events_dropped",
+    "control_lagged",
     "xds_clients",
     "xds_acks",
     "xds_nacks",
@@ -107,10 +107,10 @@ WATCHED: Mapping[Watched, tuple[str, Kind, str]] = MappingProxyType(
         "log_unreadable": ("sidecar_log_unreadable_total", "counter", "Records skipped: another schema, or not ours"),
         "log_crashes": ("sidecar_log_crashes_total", "counter", "Faults of ours while following the log"),
         "control_streams": ("sidecar_control_streams", "gauge", "Descriptor streams that are open"),
-        "control_events_dropped": (
-            "sidecar_control_events_dropped_total",
+        "control_lagged": (
+            "sidecar_control_lagged_total",
             "counter",
-            "Events that a descriptor stream was too slow for, told by a snapshot instead",
+            "Times that a descriptor stream was too slow for its events, and was told a snapshot instead",
         ),
         "xds_clients": ("sidecar_xds_clients", "gauge", "Envoys that are connected"),
         "xds_acks": ("sidecar_xds_acks_total", "counter", "Pushes that an Envoy took"),
