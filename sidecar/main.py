@@ -128,6 +128,10 @@ class Running:
         control = self.descriptors
         return None if control is None else ControlView(control.address, control.streams)
 
+    def updated(self, result: str) -> None:
+        """Count what became of an update of a routing table."""
+        self.metrics.route_update(result)
+
     @property
     def log(self) -> LogFacts:
         """The transaction log, as operators look into it."""
@@ -432,6 +436,7 @@ async def _tick(running: Running) -> None:
 def _watch_gauges(running: Running) -> None:
     metrics = running.metrics
     metrics.watch_fleet(running.fleet, running.now)
+    metrics.watch_desk(running.routes)
     metrics.watch("requests_in_flight", lambda: running.pipeline.live)
     metrics.watch("downstream_connections", lambda: running.listener.connections)
     metrics.watch("downstream_rejected", lambda: running.listener.rejected)

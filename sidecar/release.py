@@ -80,6 +80,15 @@ class RouteZone(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class CanaryVerdict(msgspec.Struct, frozen=True):
+    """What the analysis would say of a canary now."""
+
+    word: str
+    evidence: str = ""
+    canary: int = 0
+    baseline: int = 0
+
+
 class Canary(msgspec.Struct, frozen=True):
     """A service's last canary: a line of `GET /canary`."""
 
@@ -96,6 +105,7 @@ class Canary(msgspec.Struct, frozen=True):
     why: str = ""
     evidence: str = ""
     by: str = ""
+    verdict: CanaryVerdict | None = None
     table_version: int = 0
 
 
@@ -304,6 +314,8 @@ def _status(address: Listen, arguments: argparse.Namespace) -> int:
             # What was over before is told only to who named it.
             if not (canary.live or canary.service in seen or arguments.service):
                 continue
+            # Its answers are counted all the time; that is no news.
+            canary = msgspec.structs.replace(canary, verdict=None)
             if seen.get(canary.service) != canary:
                 print(msgspec.json.encode(canary).decode() if arguments.json else _changed(canary), flush=True)
             seen[canary.service] = canary
@@ -355,6 +367,10 @@ def _canary_notes(canary: Canary) -> list[str]:
     if canary.live and 0 < canary.step <= len(canary.steps):
         step = canary.steps[canary.step - 1]
         notes.append(f"this step takes at least {step.min_s:g} s and {step.min_samples} answers of the canary")
+    verdict = canary.verdict
+    if verdict is not None:
+        counted = f"{verdict.canary} answers beside {verdict.baseline} of {canary.baseline}"
+        notes.append(f"so far {verdict.word}, {counted}: {verdict.evidence}")
     return notes
 
 

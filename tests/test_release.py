@@ -239,16 +239,18 @@ def test_a_refusal_is_told_in_its_words_and_fails(
 
 def test_canaries_are_a_table_with_their_evidence(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     failed = {**CANARY, "service": "b", "phase": "failed", "live": False, "why": "failed", "evidence": "slow\x1b[2J"}
-    admin.says("/canary", [CANARY, failed])
+    verdict = {"word": "unclear", "evidence": "too few", "canary": 7, "baseline": 130}
+    admin.says("/canary", [{**CANARY, "verdict": verdict}, failed])
     assert run(admin, "canary", "status") == 0
-    head, chat, step, other, evidence = capsys.readouterr().out.splitlines()
+    head, chat, step, so_far, other, evidence = capsys.readouterr().out.splitlines()
     assert head.split() == ["SERVICE", "CANARY", "BASELINE", "PHASE", "STEP", "WEIGHT", "SINCE", "BY", "WHY"]
     assert chat.split() == ["chat", "v2", "v1", "running", "1/2", "0.05", AT, "ann", "-"]
     assert step == "    this step takes at least 60 s and 100 answers of the canary"
+    assert so_far == "    so far unclear, 7 answers beside 130 of v1: too few"
     assert other.split()[:5] == ["b", "v2", "v1", "failed", "1/2"]
     assert evidence == r"    evidence: slow\x1b[2J"
     assert run(admin, "canary", "status", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == [CANARY, failed]
+    assert json.loads(capsys.readouterr().out) == [{**CANARY, "verdict": verdict}, failed]
 
 
 @pytest.mark.parametrize("action", ["promote", "abort", "hold", "resume"])
@@ -300,7 +302,7 @@ def test_a_watched_canary_is_told_by_its_changes_until_it_is_over(
     second = {**CANARY, "step": 2, "weight": 0.5, "why": "step", "evidence": "as good"}
     last = {**second, "phase": end, "live": False, "why": end, "evidence": "seen enough"}
     other = {**CANARY, "service": "b", "phase": "failed", "live": False}
-    looks = [CANARY, CANARY, second, last]
+    looks = [CANARY, {**CANARY, "verdict": {"word": "unclear", "canary": 7}}, second, last]
     admin.says("/canary", *([other, look] for look in looks))
     admin.says("/canary/chat", *looks)
     assert run(admin, "canary", "status", *named, "--watch") == code
@@ -339,6 +341,7 @@ def test_what_is_no_sidecar_is_told(admin: Admin, capsys: pytest.CaptureFixture[
         (release.RouteZone, tables.ZoneLine),
         (release.Canary, tables.RolloutLine),
         (release.CanaryStep, tables.StepLine),
+        (release.CanaryVerdict, tables.VerdictLine),
         (release.Taken, tables.UpdatePage),
     ],
 )

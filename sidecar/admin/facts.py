@@ -160,6 +160,9 @@ class Facts(Protocol):
         `for_s` is how long the order stands, infinity: until the next.
         """
 
+    def updated(self, result: str) -> None:
+        """Count what became of an update that was asked here: `accepted`, `repeated`, or why it was refused."""
+
     def drain(self) -> None:
         """Begin to drain; again is harmless."""
 

@@ -18,6 +18,7 @@ from sidecar.admin.update import parse_update
 from sidecar.admin.words import OPERATOR, parse_name
 from sidecar.core.desk import Action, Desk, TableView
 from sidecar.core.revise import Code, Refused
+from sidecar.core.table import Table
 
 STATUS: Final[Mapping[Code, int]] = {
     "invalid": 400,
@@ -80,20 +81,22 @@ class RoutePages:
             return answer.error(400, str(exc), "invalid")
         told = await desk.submit(update)
         if isinstance(told, Refused):
+            self._facts.updated(told.code)
             return refused(told)
-        return answer.page(tables.update_page(told.table, told.version, told.repeated))
+        self._facts.updated("repeated" if told.repeated else "accepted")
+        return answer.page(tables.update_page(self._facts, told.table, told.version, told.repeated))
 
     async def canaries(self, request: web.Request) -> web.Response:
         """Every service's last rollout."""
         desk = self._facts.routes
-        lines = [] if desk is None else [tables.rollout_line(view.table, view.version) for view in desk.tables()]
+        lines = [] if desk is None else [self._line(view.table, view.version) for view in desk.tables()]
         return answer.page([line for line in lines if line is not None])
 
     async def canary(self, request: web.Request) -> web.Response:
         """One service's."""
         desk = self._facts.routes
         view = None if desk is None else _of(desk, request.match_info["service"])
-        line = None if view is None else tables.rollout_line(view.table, view.version)
+        line = None if view is None else self._line(view.table, view.version)
         return answer.error(404, "this service has no canary", "not_found") if line is None else answer.page(line)
 
     async def order(self, request: web.Request) -> web.Response:
@@ -112,8 +115,11 @@ class RoutePages:
         told = await desk.order(request.match_info["service"], action, by)
         if isinstance(told, Refused):
             return refused(told)
-        line = tables.rollout_line(told.table, told.version)
+        line = self._line(told.table, told.version)
         return answer.error(404, "this service has no canary", "not_found") if line is None else answer.page(line)
+
+    def _line(self, table: Table, version: int) -> tables.RolloutLine | None:
+        return tables.rollout_line(self._facts, table, version)
 
 
 class RefusedDetail(msgspec.Struct, frozen=True):

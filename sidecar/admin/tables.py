@@ -42,11 +42,21 @@ class StepLine(msgspec.Struct, frozen=True):
     min_samples: int
 
 
+class VerdictLine(msgspec.Struct, frozen=True):
+    """What the analysis would conclude now (docs/canary.md) from `canary` and `baseline` answers in this step."""
+
+    word: str
+    evidence: str
+    canary: int
+    baseline: int
+
+
 class RolloutLine(msgspec.Struct, frozen=True):
     """A service's last rollout, under way or over. `table_version` is that of the table which says so.
 
     `step` counts from 1, of `steps`; `weight` is what the canary has now. `since` is when this step or phase began,
-    `why`, `evidence` and `by` say what the last change was concluded from and by whom.
+    `why`, `evidence` and `by` say what the last change was concluded from and by whom. `verdict` null: this sidecar
+    does not judge it, because it is over, or not yet.
     """
 
     service: str
@@ -63,6 +73,7 @@ class RolloutLine(msgspec.Struct, frozen=True):
     why: str
     evidence: str
     by: str
+    verdict: VerdictLine | None
 
 
 class TableLine(msgspec.Struct, frozen=True):
@@ -114,11 +125,11 @@ def table_line(facts: Facts, view: TableView) -> TableLine:
         zones=[
             ZoneLine(zone, decay.share, iso(decay.since_us / 1e6), decay.why) for zone, decay in table.zones.items()
         ],
-        rollout=rollout_line(table, view.version),
+        rollout=rollout_line(facts, table, view.version),
     )
 
 
-def rollout_line(table: Table, version: int) -> RolloutLine | None:
+def rollout_line(facts: Facts, table: Table, version: int) -> RolloutLine | None:
     """The rollout in a table of this version; None where there never was one."""
     rollout = table.rollout
     if rollout is None:
@@ -138,13 +149,14 @@ def rollout_line(table: Table, version: int) -> RolloutLine | None:
         why=rollout.why,
         evidence=rollout.evidence,
         by=rollout.by,
+        verdict=_verdict(facts.fleet.services.get(ServiceName(table.service)), rollout),
     )
 
 
-def update_page(table: Table, version: int, repeated: bool) -> UpdatePage:
+def update_page(facts: Facts, table: Table, version: int, repeated: bool) -> UpdatePage:
     """What an update made."""
     weights = {name: parts / PARTS for name, parts in table.weights.items()}
-    return UpdatePage(table.service, version, repeated, weights, rollout_line(table, version))
+    return UpdatePage(table.service, version, repeated, weights, rollout_line(facts, table, version))
 
 
 def _number(rollout: Rollout) -> int:
@@ -153,6 +165,14 @@ def _number(rollout: Rollout) -> int:
 
 def _steps(plan: Plan) -> list[StepLine]:
     return [StepLine(step.weight / PARTS, step.min_s, step.min_samples) for step in plan.steps]
+
+
+def _verdict(service: ServiceState | None, rollout: Rollout) -> VerdictLine | None:
+    trial = None if service is None else service.trial
+    if trial is None or not rollout.live or (trial.rollout, trial.step) != (rollout.id, rollout.step):
+        return None
+    verdict = trial.verdict()
+    return VerdictLine(verdict.word, verdict.evidence, verdict.canary, verdict.baseline)
 
 
 def _counted(service: ServiceState | None, now: float) -> tuple[dict[str, int], dict[str, int]]:

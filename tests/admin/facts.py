@@ -219,6 +219,7 @@ class StillFacts:
         self.drains = 0
         self.log: LogFacts | None = None
         self.routes: Desk | None = None
+        self.results: list[str] = []
         self.control: ControlView | None = None
         self.xds: ControlView | None = None
 
@@ -235,6 +236,9 @@ class StillFacts:
         self.orders.append((scope, key, action, by, for_s))
         self.transitions.extend(moved)
         return True
+
+    def updated(self, result: str) -> None:
+        self.results.append(result)
 
     def drain(self) -> None:
         self.drains += 1

@@ -54,6 +54,12 @@ async def test_an_update_is_taken_and_answered_with_what_it_made() -> None:
         assert (update.service, update.version, update.weight, update.by) == (CHAT, "v2", 0.05, "Ann Ö.")
         await page(admin, "POST", f"/routes/{CHAT}", b'{"version": "v2"}')
         assert made.updates[-1].by == "operator"
+        assert admin.facts.results == ["repeated", "repeated"]
+        made.says = Accepted(table(), 10)
+        await page(admin, "POST", f"/routes/{CHAT}", b'{"version": "v2"}')
+        made.says = Refused("stale", "because")
+        await page(admin, "POST", f"/routes/{CHAT}", b'{"version": "v2"}')
+        assert admin.facts.results[2:] == ["accepted", "stale"]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@ import msgspec
 import pytest
 
 from sidecar.admin.tables import rollout_line, table_line, update_page
+from sidecar.core.canary import Trial
 from sidecar.core.table import Decay, Table, Version
+from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import Endpoint
-from tests.admin.facts import CHAT, A, B, StillFacts, breaker, rollout, service, snapshot, table, table_view
+from tests.admin.facts import CHAT, PLAN, A, B, StillFacts, breaker, rollout, service, snapshot, table, table_view
 
 AT = "2023-11-14T22:13:20.000Z"
 
@@ -53,7 +55,7 @@ def test_a_table_of_a_service_that_is_not_made_here_has_no_endpoints() -> None:
     [("running", 0, 1, True), ("held", 1, 2, True), ("promoted", 2, 2, False), ("failed", 0, 1, False)],
 )
 def test_a_rollout_is_shown_with_its_step_among_its_steps(phase: str, step: int, number: int, live: bool) -> None:
-    line = rollout_line(table(CHAT, rollout(phase, step, why="step", evidence="e")), 5)
+    line = rollout_line(StillFacts(snapshot()), table(CHAT, rollout(phase, step, why="step", evidence="e")), 5)
     assert line is not None
     assert (line.service, line.table_version, line.version, line.baseline) == (CHAT, 5, "v2", "v1")
     assert (line.phase, line.live, line.step, line.weight) == (phase, live, number, 0.05)
@@ -65,6 +67,21 @@ def test_a_rollout_is_shown_with_its_step_among_its_steps(phase: str, step: int,
 
 
 def test_an_update_is_answered_with_what_it_made() -> None:
-    page = update_page(table(CHAT, rollout()), 6, True)
+    facts = StillFacts(snapshot())
+    page = update_page(facts, table(CHAT, rollout()), 6, True)
     assert (page.service, page.version, page.repeated, page.weights) == (CHAT, 6, True, {"v1": 0.95, "v2": 0.05})
-    assert page.rollout is not None and update_page(table(), 6, False).rollout is None
+    assert page.rollout is not None and update_page(facts, table(), 6, False).rollout is None
+
+
+def test_what_the_analysis_would_say_is_told_while_it_judges_this_very_step() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    stood = table(CHAT, rollout())
+    trial = Trial("r1", 0, "v2", "v1", PLAN)
+    facts.fleet.services[ServiceName(CHAT)].trial = trial
+    line = rollout_line(facts, stood, 5)
+    assert line is not None and line.verdict is not None
+    assert (line.verdict.word, line.verdict.canary, line.verdict.baseline) == ("unclear", 0, 0)
+    assert line.verdict.evidence == trial.verdict().evidence
+    for other in (rollout(step=1), rollout(id="r2"), rollout("failed")):
+        told = rollout_line(facts, table(CHAT, other), 5)
+        assert told is not None and told.verdict is None
