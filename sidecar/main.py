@@ -48,6 +48,7 @@ from sidecar.txlog.replica import Replica
 from sidecar.upstream.load import LoadReader
 from sidecar.upstream.pool import Pool
 from sidecar.watch import PolicyWatcher, read_policy
+from sidecar.zones import Zones
 
 if TYPE_CHECKING:
     from sidecar.control.server import Control
@@ -147,6 +148,7 @@ class Running:
         routed, made = self.routes.files(snapshot)
         for transition in self.fleet.apply(routed, self.now(), made):
             self.recorder.transition(transition)
+        self.routes.turn()
         self.pipeline.policy_changed()
         self.metrics.policy_load(True)
         self.metrics.retain(self.fleet)
@@ -288,6 +290,17 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         breathe=lambda: asyncio.sleep(0),
                     )
                     stack.callback(tasks.create_task(rollouts.run()).cancel)
+                    zones = Zones(
+                        fleet,
+                        routes.standing,
+                        routes.change,
+                        routes.notice,
+                        clock=loop.time,
+                        server_us=replica.server.now_us,
+                        say=logbook.say,
+                    )
+                    logbook.on_summary = zones.heard
+                    beside.append(tasks.create_task(zones.run()))
                     running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
                     stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
@@ -336,9 +349,14 @@ async def _control(running: Running, settings: Settings, tasks: asyncio.TaskGrou
 
 
 def _without_files(settings: Settings) -> Snapshot:
-    if not settings.upstreams:
-        raise UsageError("nothing to forward to: give --upstream URL (an engine) or --policy FILE")
-    return single(settings.upstreams)
+    if settings.upstreams:
+        return single(settings.upstreams)
+    if "://" in settings.redis:
+        return Snapshot(version=1, services=())  # the routing tables of a log that is shared name them
+    raise UsageError(
+        "nothing to forward to: give --upstream URL (an engine), --policy FILE, or --redis URL (a log whose routing "
+        "tables name engines)"
+    )
 
 
 def run(settings: Settings) -> int:

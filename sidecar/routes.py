@@ -22,6 +22,7 @@ asked for -> held against the rules -> a record under the version it was made fo
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -48,6 +49,7 @@ from sidecar.policy.errors import path_of
 from sidecar.policy.load import unlisted
 from sidecar.policy.schema import Service, Snapshot
 from sidecar.txlog.codec import MAX_RECORD_BYTES, MAX_TABLE_BYTES, TX_BYTES, Code, Kind, Record, encode_body, route_key
+from sidecar.txlog.codec import decode as read
 from sidecar.txlog.replica import MAX_EVIDENCE, Replica
 from sidecar.txlog.store import Entry, Propose, Reply, StoreDown, Verdict
 
@@ -145,8 +147,9 @@ class Routes:
         found = [service.policy for service in fleet.services.values()]
         for name in sorted(self._orders.keys() - {policy.name for policy in found}):
             view = self.standing(name)
-            if view is not None:
-                found.append(effective(unlisted(name, view.table.models, self._snapshot), view.table))
+            with contextlib.suppress(ValueError):  # said when it was tried; nobody is served by it
+                if view is not None:
+                    found.append(effective(unlisted(name, view.table.models, self._snapshot), view.table))
         return found
 
     async def submit(self, update: Update) -> Accepted | Refused:
@@ -164,13 +167,17 @@ class Routes:
         by: str,
         why: str,
         evidence: str = "",
+        *,
+        begin: bool = False,
     ) -> Accepted | Refused:
         """Make another table of the one that stands; as `submit`. `revise` may be asked again, with a later table.
 
-        What it gives back unchanged is not written (`repeated`).
+        What it gives back unchanged is not written (`repeated`). `begin`: where there is none, it gets an empty one.
         """
 
         def decide(table: Table | None, number: int) -> Table | Refused | Accepted:
+            if table is None and begin:
+                table = Table(service)
             if table is None:
                 return Refused("not_found", f"{service} has no routing table")
             made = revise(table)
@@ -187,7 +194,7 @@ class Routes:
         def obey(table: Table) -> Table | Refused:
             return rollout.order(table, action, by, self._now_us(), ready)
 
-        return await self.change(service, obey, by, action)
+        return await self.change(service, obey, by, action, f"{action} by {by}" if by else "")
 
     async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
         """See `Desk`."""
@@ -219,7 +226,8 @@ class Routes:
 
     def notice(self, notice: Notice) -> None:
         """See `Desk`."""
-        self._say("warning", notice.kind, service=notice.service, text=notice.text)
+        level = "info" if notice.kind == "version_back" else "warning"
+        self._say(level, notice.kind, service=notice.service, text=notice.text)
         self._tell(notice)
 
     # What the files say.
@@ -228,6 +236,8 @@ class Routes:
         """A new policy with the tables over it, and the services that no file of it names, for `Fleet.apply`."""
         self._snapshot = snapshot
         self._files = {service.name: service for service in snapshot.services}
+        for name in self._used.keys() - self._files.keys() - self._orders.keys():
+            del self._used[name]
         listed = tuple(self._over(service) for service in snapshot.services)
         for name in self._files.keys() & self._eager.keys():
             del self._eager[name]
@@ -321,6 +331,17 @@ class Routes:
             self._cannot(table.service, view.version, str(exc))
             return
         self._use(service)
+        self._turn(view)
+
+    def turn(self) -> None:
+        """Gives the zones of all services what their tables say: after a policy's services were made."""
+        for view in self._views.values():
+            self._turn(view)
+
+    def _turn(self, view: TableView) -> None:
+        state = self._replica.fleet.services.get(ServiceName(view.table.service))
+        if state is not None:
+            state.turn({zone: decay.share for zone, decay in view.table.zones.items()})
 
     def _made(self, policy: Service, table: Table) -> Service:
         """The policy with the table over it; BadTable."""
@@ -394,23 +415,17 @@ class Routes:
             if reply is None:
                 said = "the log is away: nothing is lost; send it again with the same update id"
                 return Refused("unavailable", said, number)
-            record = self._replica.route(service)
-            if reply.verdict in (Verdict.OK, Verdict.ALREADY) and record is not None:
-                return Accepted(made, self._version_of(call, record))
+            if reply.verdict in (Verdict.OK, Verdict.ALREADY):
+                ours = read(reply.record)
+                return Accepted(made, table_version(ours.epoch, ours.version))
             if doubted and (done := await self._found(call, since_us)) is not None:
                 return Accepted(made, table_version(done.epoch, done.version))
             if reply.verdict is not Verdict.STALE:
                 return Refused("conflict", f"the log refuses it: {reply.verdict.value}", number)
-            if record is None or (record.epoch, record.version) == (call.epoch, call.version):
+            if self._replica.fold.version(call.key) == (call.epoch, call.version):
                 # The server has less than we know, and is being told.
                 await asyncio.sleep(PAUSE_S)
         return Refused("unavailable", f"others keep changing {service}: send it again", number)
-
-    def _version_of(self, call: Propose, record: Record) -> int:
-        """Which version our record got; that of ours, though another may have come since."""
-        if record.tx == call.tx:
-            return table_version(record.epoch, record.version)
-        return table_version(call.epoch, call.version + 1)
 
     def _call(self, service: str, table: Table, who: str, why: str, evidence: str) -> Propose | None:
         """A table as a proposal; None where it is too long."""
