@@ -246,7 +246,7 @@ def parts_of(shares: dict[str, float]) -> dict[str, int]:
     if total <= 0:
         return dict.fromkeys(shares, 0)
     exact = {name: share / total * PARTS for name, share in shares.items()}
-    parts = {name: max(1, int(value)) if value > 0 else 0 for name, value in exact.items()}
+    parts = {name: max(1, int(value)) if shares[name] > 0 else 0 for name, value in exact.items()}
     left = PARTS - sum(parts.values())
     by_rest = sorted(exact, key=lambda name: (parts[name] - exact[name], name))
     while left > 0:
