@@ -91,6 +91,7 @@ class Running:
         self.admin_port: int | None = None
         self.pipeline: Pipeline
         self.listener: Listener
+        self.zones: Zones
         self.watcher: PolicyWatcher | None = None
         self.stopping = asyncio.Event()
         self._lost_nodes: set[str] = set()
@@ -290,7 +291,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         breathe=lambda: asyncio.sleep(0),
                     )
                     stack.callback(tasks.create_task(rollouts.run()).cancel)
-                    zones = Zones(
+                    running.zones = zones = Zones(
                         fleet,
                         routes.standing,
                         routes.change,

@@ -90,11 +90,16 @@ class Zones:
         service = self._fleet.services.get(ServiceName(seen.service))
         if service is None or service.zone_seen is None:
             return
-        watch = self._watches.get(seen.service)
-        if watch is None:
-            watch = self._watches[seen.service] = ZoneWatch()
+        watch = self.watch(service)
         for zone, told in seen.zones.items():
             watch.heard(1000 * at_ms, zone, told)
+
+    def watch(self, service: ServiceState) -> ZoneWatch:
+        """What is known of a service's zones here."""
+        watch = self._watches.get(service.name)
+        if watch is None:
+            watch = self._watches[service.name] = ZoneWatch()
+        return watch
 
     async def tick(self) -> None:
         """Conclude what may be concluded, of each service at most one thing; cancelled, it may or may not be done."""
@@ -113,7 +118,7 @@ class Zones:
 
     async def _judge(self, service: ServiceState) -> None:
         name = service.name
-        watch = self._watches.get(name) or ZoneWatch()
+        watch = self.watch(service) if service.zone_seen is not None else ZoneWatch()
         view = self._standing(name)
         decays: dict[str, Decay] = {} if view is None else view.table.zones
         now = self._clock()
