@@ -108,9 +108,13 @@ def _parser() -> argparse.ArgumentParser:
         "a sidecar and three simulated engines, ready to be called",
         "sidecar demo",
         "sidecar demo --fault stall",
+        "sidecar demo --canary --fault slow",
     )
     demo.add_argument(
         "--fault", metavar="KIND", help="let one engine fail, such as stall: see a breaker open and close"
+    )
+    demo.add_argument(
+        "--canary", action="store_true", help="lead a new version to half of the traffic; with --fault it has that"
     )
     add_arguments(demo)
 
@@ -420,10 +424,10 @@ def _demo(arguments: argparse.Namespace) -> int:
     if arguments.fault is not None and arguments.fault not in set(Kind):
         raise UsageError(f'--fault: "{arguments.fault}" is not one of {", ".join(Kind)}')
     if arguments.data is not None or os.environ.get("SIDECAR_DATA"):
-        return demonstration.demo(settings, arguments.fault)
+        return demonstration.demo(settings, arguments.fault, arguments.canary)
     # Every demo begins with all breakers closed, and leaves nothing.
     with tempfile.TemporaryDirectory(prefix="llm-sidecar-demo-", ignore_cleanup_errors=True) as data:
-        return demonstration.demo(msgspec.structs.replace(settings, data=Path(data)), arguments.fault)
+        return demonstration.demo(msgspec.structs.replace(settings, data=Path(data)), arguments.fault, arguments.canary)
 
 
 def _validate(arguments: argparse.Namespace) -> int:

@@ -16,19 +16,19 @@ from sidecar.settings import Settings
 _GRACE_S = 2.0  # nobody's traffic: the demo ends when its watcher says so
 
 
-def demo(settings: Settings, fault: str | None) -> int:
+def demo(settings: Settings, fault: str | None, canary: bool = False) -> int:
     """`sidecar demo`: three simulated engines and a sidecar in front of them, ready to be called; the exit code."""
     try:
-        uvloop.run(_demonstrate(settings, fault))
+        uvloop.run(_demonstrate(settings, fault, canary))
     except OSError as exc:
         print(f"sidecar demo: {exc}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _demonstrate(settings: Settings, fault: str | None) -> None:
+async def _demonstrate(settings: Settings, fault: str | None, canary: bool) -> None:
     # The demo is an act for a person: request lines would drown it, and nobody waits for it to settle.
-    if fault is not None:
+    if fault is not None or canary:
         settings = msgspec.structs.replace(settings, access_log="off")
     signals = Signals()
     async with show.engines() as engines:
@@ -46,7 +46,7 @@ async def _demonstrate(settings: Settings, fault: str | None) -> None:
             def say(words: str) -> None:
                 print(f"--- {words}", flush=True)
 
-            act = tasks.create_task(_play(fault, engines, running, states, say))
+            act = tasks.create_task(_play(fault, canary, engines, running, states, say))
             await signals.until_stopped(running)
             act.cancel()
             await running.listener.drain(0.0, min(settings.drain_s, _GRACE_S))
@@ -54,11 +54,15 @@ async def _demonstrate(settings: Settings, fault: str | None) -> None:
 
 async def _play(
     fault: str | None,
+    canary: bool,
     engines: Sequence[Engine],
     running: Running,
     states: Callable[[], dict[str, str]],
     say: Callable[[str], None],
 ) -> None:
-    if fault is not None:
+    if canary:
+        await show.canary(fault, engines, running.proxy_port, running.routes, say)
+    elif fault is not None:
         await show.act(fault, engines, running.proxy_port, states, say)
+    if canary or fault is not None:
         say("still serving; Ctrl-C ends")

@@ -28,8 +28,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         calls.append(settings)
         return 0
 
-    def demo(settings: Settings, fault: str | None) -> int:
-        calls.append((settings, fault))
+    def demo(settings: Settings, fault: str | None, canary: bool) -> int:
+        calls.append((settings, fault, canary))
         return 1
 
     for name in list(os.environ):
@@ -72,17 +72,17 @@ def test_run_takes_a_server_by_flag_or_environment(started: list[object], monkey
 
 def test_the_exit_code_is_the_verb_s(started: list[object]) -> None:
     assert main(["demo", "--fault", "stall", "--admin", "off"]) == 1
-    assert main(["demo", "--data", "/d"]) == 1
+    assert main(["demo", "--data", "/d", "--canary"]) == 1
     first = started[0]
     assert isinstance(first, tuple) and isinstance(first[0], Settings)
-    assert first == (msgspec.structs.replace(here(Settings(admin=None)), data=first[0].data), "stall")
-    assert started[1] == (msgspec.structs.replace(here(Settings()), data=Path("/d")), None)
+    assert first == (msgspec.structs.replace(here(Settings(admin=None)), data=first[0].data), "stall", False)
+    assert started[1] == (msgspec.structs.replace(here(Settings()), data=Path("/d")), None, True)
 
 
 def test_every_demo_has_a_directory_of_its_own_that_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
 
-    def demo(settings: Settings, fault: str | None) -> int:
+    def demo(settings: Settings, fault: str | None, canary: bool) -> int:
         assert settings.data.is_dir() and not list(settings.data.iterdir())
         (settings.data / "kept").touch()
         seen.append(settings.data)

@@ -9,6 +9,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from sidecar.cli import main
 from sidecar.demo.script import Kind
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -49,6 +50,8 @@ def read_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
 def test_what_the_banner_says_works_and_a_signal_ends_it(start: Start, number: signal.Signals) -> None:
     process = start(*FREE)
     banner = read_until(process, "Ctrl-C ends")
+    # Its log may be faster.
+    banner = banner[next(at for at, line in enumerate(banner) if line.startswith("The sidecar listens")) :]
     address = banner[0].split()[4].rstrip(";")
     body = {"model": "demo", "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
     asked = Request(f"http://{address}/v1/chat/completions", json.dumps(body).encode())
@@ -59,6 +62,8 @@ def test_what_the_banner_says_works_and_a_signal_ends_it(start: Start, number: s
     (breakers,) = (line.split()[1] for line in banner if line.endswith("/breakers"))
     with urlopen(breakers, timeout=10) as page:
         assert [line["state"] for line in json.load(page)] == ["closed"] * 3
+    (command,) = (line.split() for line in banner if "--weight 0.1 " in line)
+    assert main(command[1:]) == 0, "what the banner says can be pasted"
     process.send_signal(number)
     _, complaints = process.communicate(timeout=10)
     assert (process.returncode, complaints) == (0, "")
@@ -71,6 +76,15 @@ def test_a_fault_opens_a_breaker_that_closes_again(start: Start) -> None:
     assert changes[0] == "closed -> open"
     assert changes[-1] == "half_open -> closed"
     assert not any(" request " in line for line in said), "request lines drown the act"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 0
+
+
+def test_a_canary_is_led_by_what_its_answers_are(start: Start) -> None:
+    process = start(*FREE, "--canary", "--fault", Kind.SLOW.value)
+    said = read_until(process, "rollout_begun")
+    assert any("0.25 of its answers have the fault `slow`" in line for line in said)
+    assert "--- canary v2: step 1, has 0.25" in said
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 0
 

@@ -1,7 +1,9 @@
-"""What `sidecar demo` runs and says: three engines, a policy with waits short enough to watch, and one act.
+"""What `sidecar demo` runs and says: three engines, a policy with waits short enough to watch, and two acts.
 
-The act is the whole point of the project in half a minute: streams flow, one engine goes bad while its port and its
-/health stay well, its breaker opens on evidence, the others carry on, it recovers, a probe finds out.
+The acts are the whole point of the project in half a minute each. A fault: streams flow, one engine goes bad while its
+port and its /health stay well, its breaker opens on evidence, the others carry on, it recovers, a probe finds out. A
+canary: the third engine has a new version and no traffic; it is led to half of it step by step, or, if it has a fault,
+taken back.
 """
 
 import asyncio
@@ -9,20 +11,30 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+from sidecar.core.desk import Desk, TableView
+from sidecar.core.revise import Refused, Update
+from sidecar.core.table import PARTS, Plan, Step
 from sidecar.demo.engine import Engine
 from sidecar.demo.script import Fault, Kind, Script
 
 COUNT = 3
 MODEL = "demo"
+STABLE, CANARY = "v1", "v2"
 WORKERS = 3
+CANARY_WORKERS = 12
+"""A canary is judged by its answers, and nobody wants to wait for them."""
 ACT_S = 45.0
 """Longest wait for a breaker to open or to close; a shown fault takes a few seconds each."""
 WARM_S = 1.0
 """Traffic before the fault and after the recovery, so that there is something to compare."""
 
 CALM = Script(tokens=40, first_token_s=0.12, token_gap_s=0.03, models=(MODEL,))
+PLAN = Plan(STABLE, (Step(PARTS // 4, 5.0, 40), Step(PARTS // 2, 5.0, 80)))
+
 _POLL_S = 0.05
 _AFTER = 3
+_SHARE = 0.25
+"""Of a canary's answers that have the fault: were it all of them, its breaker would be faster than its judge."""
 _HARMLESS = frozenset({Kind.MALFORMED_EVENT, Kind.EXTRA_BYTES, Kind.STALE})
 
 
@@ -34,17 +46,23 @@ async def engines(count: int = COUNT, script: Script = CALM) -> AsyncIterator[li
 
 
 def policy_text(upstreams: Sequence[Engine]) -> str:
-    """A policy file for these engines, its waits cut to what a watcher has patience for."""
+    """A policy file for these engines, its waits cut to what a watcher has patience for.
+
+    The last of several is a version of its own, without traffic.
+    """
+    versions = versions_of(upstreams)
     endpoints = "\n".join(
-        f'      - {{url: "{engine.url}", node: engine-{at}}}' for at, engine in enumerate(upstreams, 1)
+        f'      - {{url: "{engine.url}", node: engine-{at}, version: {version}}}'
+        for at, (engine, version) in enumerate(zip(upstreams, versions, strict=True), 1)
     )
+    split = f"\n    split: {{{STABLE}: 100, {CANARY}: 0}}" if CANARY in versions else ""
     return f"""\
 apiVersion: sidecar/v1
 kind: Policy
 services:
   - name: {MODEL}
     endpoints:
-{endpoints}
+{endpoints}{split}
     deadlines: {{head: 2s, first_token: 2s, token_gap: 1s}}
     breakers:
       node: {{consecutive: 3, open: 3s, open_max: 12s, successes: 2}}
@@ -53,13 +71,21 @@ identity:
 """
 
 
+def versions_of(upstreams: Sequence[Engine]) -> list[str]:
+    """The version of each engine."""
+    return [CANARY if 0 < at == len(upstreams) - 1 else STABLE for at in range(len(upstreams))]
+
+
 def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine]) -> str:
     """What to try, as text to paste. `proxy` and `admin` are `host:port`; `admin` None where it is off."""
     first = upstreams[0]
     ask = '{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'
     lines = [
         f"The sidecar listens on {proxy}; {len(upstreams)} simulated engines stand behind it:",
-        *(f"  engine-{at}  {engine.url}" for at, engine in enumerate(upstreams, 1)),
+        *(
+            f"  engine-{at}  {engine.url}  {version}{', no traffic yet' if version == CANARY else ''}"
+            for at, (engine, version) in enumerate(zip(upstreams, versions_of(upstreams), strict=True), 1)
+        ),
         "",
         "Stream some tokens (the headers say which engine gave them):",
         f"  curl -Ni http://{proxy}/v1/chat/completions -d '{ask}'",
@@ -72,7 +98,16 @@ def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine]) -> str:
         "Heal it; a probe finds out by itself:",
         f"  curl -X DELETE {first.url}/_fault",
         f"Other faults: {', '.join(kind.value for kind in Kind)}",
-        "Or watch it happen: sidecar demo --fault stall. Ctrl-C ends.",
+    ]
+    if admin is not None and CANARY in versions_of(upstreams):
+        lines += [
+            f"Let a tenth of new sessions go to {CANARY}, see who gets what, and take it back:",
+            f"  sidecar routes set {MODEL} {CANARY} --weight 0.1 --admin {admin}",
+            f"  sidecar routes list --admin {admin}",
+            f"  sidecar routes set {MODEL} {CANARY} --weight 0 --admin {admin}",
+        ]
+    lines += [
+        "Or watch it happen: sidecar demo --fault stall, or --canary, or --canary --fault slow. Ctrl-C ends.",
     ]
     return "\n".join(lines)
 
@@ -116,6 +151,62 @@ async def act(
                 worker.cancel()
     say("what the clients saw: " + ", ".join(f"{count} {what}" for what, count in results.most_common()))
     return closed
+
+
+async def canary(
+    fault: str | None, upstreams: Sequence[Engine], proxy_port: int, desk: Desk, say: Callable[[str], None]
+) -> str:
+    """Lead the last engine's version to half of the traffic, with `fault` on some of its answers or without; its end.
+
+    The end is the rollout's phase, or "" where none came within `ACT_S`. May be cancelled at any point and leaves the
+    engine healed.
+    """
+    victim = upstreams[-1]
+    results: Counter[str] = Counter()
+    feed = desk.subscribe()
+    async with asyncio.TaskGroup() as group:
+        workers = [group.create_task(_ask_for_ever(proxy_port, results)) for _ in range(CANARY_WORKERS)]
+        try:
+            await asyncio.sleep(WARM_S)
+            if fault is not None:
+                victim.fail(Fault(Kind(fault), after=_AFTER, share=_SHARE))
+            has = f"{_SHARE:g} of its answers have the fault `{fault}`" if fault is not None else "it is well"
+            say(f"{results.total()} streams so far, all by {STABLE}; {CANARY} is to get {_shares()} of them, and {has}")
+            asked = Update(service=MODEL, version=CANARY, plan=PLAN, by="demo")
+            told = await desk.submit(asked)
+            if isinstance(told, Refused):
+                say(f"refused: {told.message}")
+                return ""
+            phase = ""
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ACT_S):
+                    while phase in ("", "running"):
+                        for event in await feed.next():
+                            if isinstance(event, TableView):
+                                phase = _tell(event, say) or phase
+            await asyncio.sleep(WARM_S)
+        finally:
+            feed.close()
+            victim.heal()
+            for worker in workers:
+                worker.cancel()
+    say("what the clients saw: " + ", ".join(f"{count} {what}" for what, count in results.most_common()))
+    return phase
+
+
+def _shares() -> str:
+    return " and then ".join(f"{step.weight / PARTS:g}" for step in PLAN.steps)
+
+
+def _tell(view: TableView, say: Callable[[str], None]) -> str:
+    """Say where a canary is; its phase, "" where there is none."""
+    rollout = view.table.rollout
+    if rollout is None:
+        return ""
+    weight = view.table.weights.get(rollout.version, 0) / PARTS
+    where = f"step {rollout.step + 1}" if rollout.live else rollout.phase
+    say(f"canary {rollout.version}: {where}, has {weight:g}" + (f"; {rollout.evidence}" if rollout.evidence else ""))
+    return rollout.phase
 
 
 def _why_not(kind: Kind) -> str:

@@ -1,13 +1,18 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from sidecar.core.desk import Event, Notice
+from sidecar.core.revise import Refused
+from sidecar.core.table import Rollout
 from sidecar.demo import show
 from sidecar.demo.engine import Engine
 from sidecar.demo.script import Kind, Script
 from sidecar.policy.load import load
+from tests.admin.facts import FakeDesk, rollout, table, table_view
 from tests.demo.requests import ask, post, refused, stream_for
 from tests.harness import connect
 
@@ -28,6 +33,18 @@ async def test_policy_loads_without_a_warning_and_names_every_engine() -> None:
         assert not snapshot.warnings
         (service,) = snapshot.services
         assert [endpoint.url for endpoint in service.endpoints] == [engine.url for engine in engines]
+
+
+async def test_the_last_engine_is_a_version_without_traffic() -> None:
+    async with show.engines() as engines:
+        (service,) = load([("demo", show.policy_text(engines).encode())], 1).services
+        assert [endpoint.version for endpoint in service.endpoints] == ["v1", "v1", "v2"]
+        assert service.split == {"v1": 100.0, "v2": 0.0}
+        assert "sidecar routes set demo v2 --weight 0.1 --admin a:1" in show.banner("p:1", "a:1", engines)
+    async with show.engines(1) as engines:
+        (service,) = load([("demo", show.policy_text(engines).encode())], 1).services
+        assert ([endpoint.version for endpoint in service.endpoints], service.split) == (["v1"], {})
+        assert "routes set" not in show.banner("p:1", "a:1", engines)
 
 
 async def test_banner_names_addresses_and_every_fault() -> None:
@@ -127,3 +144,57 @@ async def test_cancelled_act_leaves_the_engine_healed() -> None:
 async def test_act_with_an_unknown_fault_is_refused() -> None:
     with pytest.raises(ValueError, match="sulk"):
         await show.act("sulk", [], 1, dict, lambda line: None)
+
+
+class Release:
+    """A desk that leads a canary as it is told to, once it was asked for one."""
+
+    def __init__(self, *rollouts: Rollout, says: Refused | None = None) -> None:
+        self._desk = FakeDesk(says=says)
+        self._events: list[Event] = [Notice("demo", "version_down", "v2"), table_view(table("demo"))]
+        self._events += [table_view(table("demo", each)) for each in rollouts]
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._desk, name)
+
+    def subscribe(self) -> "Release":
+        return self
+
+    lagged = False
+
+    async def next(self) -> list[Event]:
+        if not self._desk.updates or not self._events:
+            await asyncio.Event().wait()
+        return [self._events.pop(0)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("fault", [None, "slow"])
+async def test_a_canary_is_asked_for_and_told_by_its_changes(fault: str | None) -> None:
+    said: list[str] = []
+    desk = Release(rollout(), rollout(step=1, evidence="as good"), rollout("promoted", 1, evidence="seen enough"))
+    async with show.engines(2, QUICK) as engines:
+        assert await show.canary(fault, engines, engines[1].port, desk, said.append) == "promoted"
+        assert engines[1].script.fault is None
+    (update,) = desk.updates
+    assert (update.service, update.version, update.plan) == ("demo", "v2", show.PLAN)
+    assert said[1:-1] == [
+        "canary v2: step 1, has 0.05",
+        "canary v2: step 2, has 0.05; as good",
+        "canary v2: promoted, has 0.05; seen enough",
+    ]
+    assert ("`slow`" in said[0]) == (fault is not None)
+    assert "whole" in said[-1] and desk.closed
+
+
+async def test_a_canary_that_is_refused_or_comes_to_no_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(show, "ACT_S", 0.05)
+    async with show.engines(1, QUICK) as engines:
+        refused = Release(says=Refused("unavailable", "the log is away"))
+        assert await show.canary(None, engines, engines[0].port, refused, said.append) == ""
+        assert "refused: the log is away" in said
+        assert await show.canary(None, engines, engines[0].port, Release(rollout()), said.append) == "running"
