@@ -281,7 +281,7 @@ def _add_routes(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "--weight", metavar="0.15", help="the version's share of new sessions, 0-1; others keep theirs"
     )
     traffic.add_argument("--weights", metavar="v1=0.85,v2=0.15", default="", help="the whole split instead; sums to 1")
-    traffic.add_argument("--plan", metavar="FILE", help="lead it to its weight step by step, judged: YAML or JSON")
+    traffic.add_argument("--plan", metavar="FILE", help="lead it to its weight step by step, judged; - reads it")
     engine = update.add_argument_group("engines")
     engine.add_argument(
         "--endpoint",

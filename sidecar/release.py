@@ -271,11 +271,12 @@ def _schema(arguments: argparse.Namespace) -> str:
 
 
 def _plan(file: str) -> PlanDocument:
+    """A plan's file, or what stands at our input (`-`)."""
     from sidecar.policy.errors import PolicyErrors
     from sidecar.policy.plan import read_plan
 
     try:
-        return read_plan(file, _read("--plan", file))
+        return read_plan(file, sys.stdin.buffer.read(MAX_SCHEMA_BYTES) if file == "-" else _read("--plan", file))
     except PolicyErrors as exc:
         raise UsageError(f"--plan: {exc}") from exc
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import http.server
+import io
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
@@ -168,6 +170,13 @@ def test_an_update_says_what_its_flags_say(admin: Admin, capsys: pytest.CaptureF
         ["chat", "v2", "0.15"],
         ["table", "9"],
     ]
+
+
+def test_a_plan_may_come_in_by_a_pipe(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin.says("/routes/chat", TAKEN)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{baseline: v1, steps: [{weight: 0.5}]}")))
+    assert run(admin, "routes", "set", "chat", "v2", "--plan", "-") == 0
+    assert admin.update().plan == Plan("v1", (Step(5000, 60.0, 500),))
 
 
 def test_what_no_flag_says_is_left_as_it_is(admin: Admin) -> None:
