@@ -542,9 +542,8 @@ def _asked(update: Update) -> str:
     """What an update asks, for people."""
     said = []
     if update.plan is not None and update.plan.steps:
-        said.append(
-            f"{update.version} as a canary of {update.plan.baseline}: {update.plan.steps[0].weight / PARTS:.2%}"
-        )
+        share = update.plan.steps[0].weight / PARTS
+        said.append(f"{update.version} {share:.2%}, as a canary of {update.plan.baseline}")
     elif update.weights:
         said.append(", ".join(f"{name} {weight:.2%}" for name, weight in update.weights.items()))
     elif update.weight is not None:

@@ -1,0 +1,694 @@
+"""The desk: updates that are written, folded, put over the policy and told, on several sidecars and one log."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sidecar.core.breaker import Scope
+from sidecar.core.desk import Event, Feed, Notice, TableView
+from sidecar.core.revise import Accepted, Code, Refused, Update
+from sidecar.core.table import (
+    PARTS,
+    Decay,
+    Plan,
+    Step,
+    Table,
+    Target,
+    Version,
+    encode,
+    weighed,
+)
+from sidecar.kernel.ids import EndpointKey, ServiceName
+from sidecar.policy.schema import Endpoint, MeshBreaker, Service, Snapshot
+from sidecar.routes import EAGER, QUEUE, TRIES, Routes
+from sidecar.txlog.codec import Kind, Record, decode, encode_body, route_key, shard_of
+from sidecar.txlog.replica import Job
+from sidecar.txlog.store import Entry, Propose, Reply, StoreDown
+from tests.txlog.sidecars import Network, Sidecar
+
+FILES = Service(name="chat", endpoints=(Endpoint(url="http://h1:80"), Endpoint(url="http://h2:80")))
+
+
+def to(*hosts: str) -> tuple[Target, ...]:
+    return tuple(Target(f"http://{host}:80") for host in hosts)
+
+
+def update(version: str = "v2", service: str = "chat", **fields: object) -> Update:
+    return Update(service=service, version=version, **fields)  # type: ignore[arg-type]
+
+
+CANARY = update(engine="vllm", endpoints=to("c"), weight=0.15, by="ann")
+
+
+class Link:
+    """One sidecar's way to the log. `faults` of the next calls: `away` and `lost` are not done, `unheard` is."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
+        self.faults: list[str] = []
+        self.calls: list[Propose] = []
+        self.first: Callable[[], None] = lambda: None
+        """Before the next call is done."""
+
+    async def put(self, call: Propose) -> Reply:
+        await asyncio.sleep(0)
+        self.calls.append(call)
+        fault = self.faults.pop(0) if self.faults else ""
+        network, replica = self._sidecar.network, self._sidecar.replica
+        if fault in ("away", "lost"):
+            network.now += 0.5
+            raise StoreDown(fault, "nobody answers")
+        first, self.first = self.first, lambda: None
+        first()
+        (reply,) = await network.store.call([call])
+        await asyncio.sleep(0)
+        if fault == "unheard":
+            network.now += 0.5
+            raise StoreDown("timeout", "the answer was lost")
+        replica.replied(Job(call), reply, self._sidecar.now())
+        return reply
+
+    async def history(self, key: str | None, since_us: int | None, limit: int) -> list[tuple[Entry, Record]]:
+        assert key is not None and since_us is not None
+        await asyncio.sleep(0)
+        entries = await self._sidecar.network.store.newest(shard_of(key), before="", count=limit)
+        found = [(entry, decode(entry.data)) for entry in entries]
+        return [(entry, record) for entry, record in found if record.key == key and record.ts_us >= since_us]
+
+
+class Pod:
+    """A sidecar with its desk."""
+
+    def __init__(self, sidecar: Sidecar, *files: Service) -> None:
+        self.sidecar = sidecar
+        self.fleet = sidecar.fleet
+        self.link = Link(sidecar)
+        self.said: list[tuple[str, str, dict[str, Any]]] = []
+        self.put: list[str] = []
+        chance = random.Random(sidecar.name)
+        self.routes = Routes(
+            sidecar.replica,
+            use=self._use,
+            clock=sidecar.now,
+            new_id=lambda: chance.randbytes(16),
+            say=lambda level, event, **fields: self.said.append((level, event, fields)),
+        )
+        self.routes.log = self.link
+        self.reload(*files)
+
+    def reload(self, *files: Service, **snapshot: object) -> None:
+        """Policy files with these services."""
+        policy, made = self.routes.files(Snapshot(version=1, services=files, **snapshot))  # type: ignore[arg-type]
+        self.fleet.apply(policy, self.sidecar.now(), made)
+
+    def split(self, service: str = "chat") -> dict[str, float]:
+        return dict(self.fleet.services[ServiceName(service)].split)
+
+    def nodes(self, service: str = "chat") -> list[str]:
+        return sorted(self.fleet.services[ServiceName(service)].nodes)
+
+    def service(self, model: str) -> str | None:
+        found = self.fleet.service_for(model)
+        return None if found is None else str(found.name)
+
+    def _use(self, policy: Service) -> None:
+        self.put.append(policy.name)
+        self.fleet.put(policy, self.sidecar.now())
+
+
+def pods(count: int = 1, *files: Service) -> list[Pod]:
+    """So many sidecars with the same files, over one log."""
+    return [Pod(sidecar, *files) for sidecar in Network(count).sidecars]
+
+
+def turn(*of: Pod) -> None:
+    of[0].sidecar.network.turn()
+
+
+def accepted(answer: Accepted | Refused) -> Accepted:
+    assert isinstance(answer, Accepted), answer
+    return answer
+
+
+def refused(answer: Accepted | Refused, code: Code) -> Refused:
+    assert isinstance(answer, Refused) and answer.code == code, answer
+    return answer
+
+
+async def events(feed: Feed) -> list[Event]:
+    """What a feed has by now."""
+    async with asyncio.timeout(0.01):
+        return await feed.next()
+
+
+def wrote(pod: Pod, table: Table | bytes, service: str = "chat") -> None:
+    """A record that somebody else wrote; any bytes."""
+    blob = table if isinstance(table, bytes) else encode(table)
+    key = route_key(service)
+    epoch, version = pod.sidecar.replica.fold.version(key)
+    pod.sidecar.network.store.do(
+        Propose(
+            key=key,
+            service=service,
+            kind=Kind.ROUTE,
+            state=0,
+            epoch=epoch,
+            version=version,
+            tx=random.Random(version).randbytes(16),
+            body=encode_body(key, service, "stranger", "update", "", blob),
+            by="stranger",
+        )
+    )
+
+
+# One update.
+
+
+async def test_an_answer_is_a_promise_about_the_asked_sidecar() -> None:
+    one, two = pods(2, FILES)
+    done = accepted(await one.routes.submit(CANARY))
+    assert done.table.weights == {"v1": 8500, "v2": 1500} and not done.repeated
+    assert one.split() == {"v1": 8500.0, "v2": 1500.0} and one.nodes() == ["c:80", "h1:80", "h2:80"]
+    assert two.split() == {}
+    turn(one, two)
+    assert two.split() == one.split() and two.nodes() == one.nodes()
+    for pod in (one, two):
+        (view,) = pod.routes.tables()
+        assert (view.table, view.version) == (done.table, done.version)
+        assert (view.by, view.why, view.evidence) == ("ann at pod-1", "update", "v2 15.00%; 1 endpoints")
+
+
+async def test_each_version_is_told_once_to_all_who_listen() -> None:
+    one, two = pods(2, FILES)
+    feeds = [one.routes.subscribe(), two.routes.subscribe()]
+    first = accepted(await one.routes.submit(CANARY))
+    turn(one, two)
+    second = accepted(await two.routes.submit(update(weight=0.5)))
+    turn(one, two)
+    two.sidecar.disconnect()
+    turn(one, two)  # reads every shard whole again
+    for feed in feeds:
+        told = await events(feed)
+        assert [event.version for event in told if isinstance(event, TableView)] == [first.version, second.version]
+        with pytest.raises(TimeoutError):
+            await events(feed)
+
+
+async def test_what_is_refused_changes_nothing() -> None:
+    (pod,) = pods(1, FILES)
+    done = accepted(await pod.routes.submit(CANARY))
+    for bad in (update(weight=1.5), update("v9", weight=0.1), update(endpoints=(Target("h1"),))):
+        answer = refused(await pod.routes.submit(bad), "invalid")
+        assert answer.version == done.version and answer.message
+    assert pod.routes.tables()[0].version == done.version and len(pod.link.calls) == 1
+
+
+async def test_a_version_without_weight_drains_and_gets_nothing_new() -> None:
+    (pod,) = pods(1, FILES)
+    await pod.routes.submit(CANARY)
+    node = pod.fleet.services[ServiceName("chat")].nodes[EndpointKey("c:80")]
+    node.in_flight = 1
+    await pod.routes.submit(update(weight=0.0))
+    assert pod.split() == {"v1": 10_000.0} and (node.draining, node.in_flight) == (False, 1)
+    await pod.routes.submit(update(endpoints=()))
+    assert (node.draining, node.in_flight) == (True, 1) and "c:80" not in pod.nodes()
+
+
+async def test_a_change_of_one_service_touches_no_other() -> None:
+    (pod,) = pods(1, FILES, replace(FILES, name="embed", models=("e",)))
+    before = pod.fleet.services[ServiceName("embed")].policy
+    await pod.routes.submit(CANARY)
+    await pod.routes.submit(update(weight=0.2))
+    assert pod.put == ["chat", "chat"]
+    assert pod.fleet.services[ServiceName("embed")].policy is before
+
+
+# Ids, versions, and others who write.
+
+
+async def test_the_same_id_at_another_sidecar_is_one_update() -> None:
+    one, two = pods(2, FILES)
+    asked = replace(CANARY, update_id="u1")
+    first = accepted(await one.routes.submit(asked))
+    again = accepted(await two.routes.submit(asked))  # which has not read it
+    assert (again.version, again.repeated) == (first.version, True)
+    assert two.split() == one.split()
+
+
+async def test_who_is_slower_works_it_out_anew() -> None:
+    one, two = pods(2, FILES)
+    await one.routes.submit(CANARY)
+    done = accepted(await two.routes.submit(update("v3", engine="vllm", endpoints=to("d"), weight=0.5)))
+    assert done.table.weights == {"v1": 4250, "v2": 750, "v3": 5000}
+
+
+async def test_an_update_for_a_table_that_moved_on_is_stale() -> None:
+    one, two = pods(2, FILES)
+    first = accepted(await one.routes.submit(CANARY))
+    turn(one, two)
+    second = accepted(await one.routes.submit(update(weight=0.3)))
+    answer = refused(await two.routes.submit(update(weight=0.4, expected=first.version)), "stale")
+    assert answer.version == second.version and two.split() == one.split()
+    done = accepted(await two.routes.submit(update(weight=0.4, expected=second.version)))
+    assert done.version == second.version + 1
+
+
+async def test_an_update_for_a_version_that_is_not_read_here_yet_waits_for_it() -> None:
+    one, two = pods(2, FILES)
+    first = accepted(await one.routes.submit(CANARY))
+    asking = asyncio.create_task(two.routes.submit(update(weight=0.4, expected=first.version)))
+    await asyncio.sleep(0.01)
+    assert not asking.done()
+    turn(one, two)
+    assert accepted(await asking).version == first.version + 1
+
+
+async def test_who_is_always_slower_gives_up() -> None:
+    one, two = pods(2, FILES)
+    await one.routes.submit(CANARY)
+    turn(one, two)
+
+    def faster() -> None:
+        wrote(one, Table("chat", (Version("v1", PARTS, endpoints=to("x")),)))
+        turn(one)
+        two.link.first = faster
+
+    two.link.first = faster
+    refused(await two.routes.submit(update("v1", weight=1.0, zone="z")), "unavailable")
+    assert len(two.link.calls) == TRIES
+
+
+async def test_updates_of_a_service_are_done_in_their_order() -> None:
+    (pod,) = pods(1, FILES)
+    await pod.routes.submit(CANARY)
+    asked = [update(weight=number / 100) for number in range(1, 20)]
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(pod.routes.submit(each)) for each in asked]
+    versions = [accepted(answer.result()).version for answer in answers]
+    assert versions == sorted(versions) and pod.split()["v2"] == 1900.0
+    assert len({answer.result().version for answer in answers}) == len(asked)
+
+
+# A log that is away, slow, or forgetful.
+
+
+async def test_a_lost_answer_is_asked_for_again_and_done_once() -> None:
+    (pod,) = pods(1, FILES)
+    pod.link.faults = ["unheard"]
+    done = accepted(await pod.routes.submit(CANARY))
+    assert len(pod.link.calls) == 2 and pod.link.calls[0].tx == pod.link.calls[1].tx
+    assert done.version & 0xFFFFF == 1 and pod.split()["v2"] == 1500.0
+
+
+async def test_a_lost_answer_that_was_written_over_is_found_in_the_history() -> None:
+    one, two = pods(2, FILES)
+    first = accepted(await one.routes.submit(CANARY))
+    turn(one, two)
+    one.link.faults = ["unheard"]
+    asking = asyncio.create_task(one.routes.submit(update(weight=0.5)))
+    while not one.link.calls:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.001)
+    assert accepted(await two.routes.submit(update(weight=0.6))).version == first.version + 2
+    done = accepted(await asking)
+    assert done.version == first.version + 1 and done.table.weights["v2"] == 5000
+    assert len(one.link.calls) == 3 and one.split()["v2"] == 6000.0  # not once more
+
+
+async def test_while_the_log_is_away_nothing_is_changed_and_nobody_waits_long() -> None:
+    (pod,) = pods(1, FILES)
+    before = pod.sidecar.network.now
+    pod.link.faults = ["away"] * 99
+    answer = refused(await pod.routes.submit(replace(CANARY, update_id="u1")), "unavailable")
+    assert "same update id" in answer.message and pod.sidecar.network.now - before < 2.5
+    assert pod.split() == {}
+    pod.link.faults = []
+    assert not accepted(await pod.routes.submit(replace(CANARY, update_id="u1"))).repeated
+
+
+async def test_without_a_log_yet_nothing_is_changed() -> None:
+    (pod,) = pods(1, FILES)
+    pod.routes.log = None
+    asking = asyncio.create_task(pod.routes.submit(CANARY))
+    await asyncio.sleep(0)
+    pod.sidecar.network.now += 3.0
+    refused(await asking, "unavailable")
+
+
+async def test_a_server_that_lost_a_table_gets_it_back_before_an_update() -> None:
+    one, two = pods(2, FILES)
+    first = accepted(await one.routes.submit(CANARY))
+    second = accepted(await one.routes.submit(update(weight=0.5)))
+    turn(one, two)
+    network = one.sidecar.network
+    network.loses_all()
+    wrote_first = next(call for call in one.link.calls)
+    network.store.do(replace(wrote_first, epoch=(first.version >> 20) - 1))  # an old one was restored to it
+    asking = asyncio.create_task(two.routes.submit(update(weight=0.7)))
+    while not two.link.calls:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.001)
+    turn(one, two)
+    done = accepted(await asking)
+    assert done.table.weights["v2"] == 7000 and done.version > second.version
+    turn(one, two)
+    assert one.split() == two.split()
+
+
+async def test_a_server_that_was_flushed_has_the_tables_again() -> None:
+    one, two = pods(2, FILES)
+    done = accepted(await one.routes.submit(CANARY))
+    turn(one, two)
+    one.sidecar.network.loses_all()
+    for pod in (one, two):
+        pod.sidecar.disconnect()
+    turn(one, two)
+    third = Pod(Sidecar("pod-3", one.sidecar.network, FILES, 3), FILES)
+    third.sidecar.turn()
+    (view,) = third.routes.tables()
+    assert (view.table, view.version) == (done.table, done.version)
+    assert third.split() == one.split()
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_cancelled_anywhere_it_was_done_or_not(steps: int) -> None:
+    one, two = pods(2, FILES)
+    await one.routes.submit(CANARY)
+    turn(one, two)
+    asked = update(weight=0.5, update_id="u1")
+    asking = asyncio.create_task(one.routes.submit(asked))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    turn(one, two)
+    assert one.split() == two.split() and one.split()["v2"] in (1500.0, 5000.0)
+    was_done = one.split()["v2"] == 5000.0
+    again = accepted(await two.routes.submit(asked))
+    assert again.repeated == was_done and again.table.weights["v2"] == 5000
+    assert not one.routes._locks
+
+
+# Other writers of this process.
+
+
+async def test_a_change_is_made_of_what_stands() -> None:
+    one, two = pods(2, FILES)
+    seen: list[int] = []
+
+    def halve(table: Table) -> Table | Refused:
+        seen.append(table.weights["v2"])
+        return weighed(table, "v2", table.weights["v2"] // 2) or Refused("conflict", "nobody")
+
+    refused(await one.routes.change("chat", halve, "pod-1", "step"), "not_found")
+    first = accepted(await one.routes.submit(CANARY))
+    turn(one, two)
+    second = accepted(await two.routes.change("chat", halve, "", "step", "because"))
+    assert second.version == first.version + 1 and second.table.weights["v2"] == 750
+    view = two.routes.standing("chat")
+    assert view is not None and (view.by, view.why, view.evidence) == ("pod-2", "step", "because")
+    third = accepted(await one.routes.change("chat", halve, "", "step"))  # which has not read the second
+    assert third.table.weights["v2"] == 375 and seen == [1500, 1500, 750]
+    same = accepted(await one.routes.change("chat", lambda table: replace(table), "", "step"))
+    assert (same.version, same.repeated) == (third.version, True)
+    no = refused(await one.routes.change("chat", lambda _: Refused("denied", "no"), "", "step"), "denied")
+    assert no.version == third.version
+
+
+async def test_a_fault_of_a_writer_is_its_own() -> None:
+    (pod,) = pods(1, FILES)
+    await pod.routes.submit(CANARY)
+
+    def breaks(table: Table) -> Table:
+        raise KeyError(table.service)
+
+    refused(await pod.routes.change("chat", breaks, "", "step"), "unavailable")
+    assert pod.routes.crashes == 1 and [event for _, event, _ in pod.said] == ["route_crashed"]
+    accepted(await pod.routes.submit(update(weight=0.2)))
+
+
+PLAN = Plan("v1", (Step(500, 60.0, 100), Step(5000, 60.0, 100)))
+
+
+async def test_an_operator_is_obeyed() -> None:
+    (pod,) = pods(1, FILES)
+    refused(await pod.routes.order("chat", "hold", "ann"), "not_found")
+    begun = accepted(await pod.routes.submit(replace(CANARY, weight=None, plan=PLAN)))
+    assert begun.table.rollout is not None and begun.table.weights["v2"] == 500
+    assert pod.routes.tables()[0].evidence == "v2 5.00%, as a canary of v1; 1 endpoints"
+    held = accepted(await pod.routes.order("chat", "hold", "ann")).table.rollout
+    assert held is not None and (held.phase, held.by) == ("held", "ann")
+    ahead = accepted(await pod.routes.order("chat", "promote", "ann"))
+    assert ahead.table.weights["v2"] == 5000
+    back = accepted(await pod.routes.order("chat", "abort", "ann"))
+    assert back.table.weights == {"v1": PARTS, "v2": 0} and pod.split() == {"v1": 10_000.0}
+
+
+async def test_how_much_of_a_version_may_serve() -> None:
+    (pod,) = pods(1, FILES)
+    ready = pod.routes.ready("chat")
+    assert (ready("v1"), ready("v9")) == (1.0, 0.0)
+    pod.fleet.override(Scope.NODE, "h1:80", "open", pod.sidecar.now(), "ann")
+    assert ready("v1") == 0.5
+    assert pod.routes.ready("unheard-of")("v1") == 0.0
+
+
+async def test_a_table_is_put_back_and_its_ids_stay() -> None:
+    (pod,) = pods(1, FILES)
+    good = accepted(await pod.routes.submit(replace(CANARY, update_id="u1"))).table
+    await pod.routes.submit(update(plan=PLAN, endpoints=to("x", "y"), update_id="u2"))
+    back = accepted(await pod.routes.restore("chat", good, "xds", "xds_nack")).table
+    assert back.versions == good.versions and [seen.id for seen in back.seen] == ["u1", "u2"]
+    assert back.rollout is not None and back.rollout.phase == "superseded"
+    view = pod.routes.standing("chat")
+    assert view is not None and view.why == "xds_nack" and pod.nodes() == ["c:80", "h1:80", "h2:80"]
+
+
+async def test_a_zone_is_turned_down_without_a_word_of_versions() -> None:
+    policy = replace(FILES, split={"v1": 1.0})
+    (pod,) = pods(1, policy)
+
+    def slow(table: Table) -> Table:
+        return replace(table, zones={"z": Decay(0.1, 5)})
+
+    refused(await pod.routes.change("chat", slow, "", "zone"), "not_found")
+    accepted(await pod.routes.change("chat", slow, "", "zone", begin=True))
+    assert pod.split() == {"v1": 1.0} and pod.nodes() == ["h1:80", "h2:80"]
+    done = accepted(await pod.routes.submit(CANARY)).table
+    assert done.weights == {"v1": 8500, "v2": 1500} and done.zones == {"z": Decay(0.1, 5)}
+
+
+# Tables that are none, or of no use here.
+
+
+@pytest.mark.parametrize(
+    "blob", [b"", b"\x09later", encode(Table("other", (Version("v1", PARTS),)))], ids=["none", "later", "another's"]
+)
+async def test_what_cannot_be_read_is_said_and_the_one_before_stays(blob: bytes) -> None:
+    (pod,) = pods(1, FILES)
+    await pod.routes.submit(CANARY)
+    feed = pod.routes.subscribe()
+    wrote(pod, blob)
+    turn(pod)
+    assert pod.split()["v2"] == 1500.0 and pod.routes.unusable == 1
+    assert [(level, event) for level, event, _ in pod.said] == [("error", "route_refused")]
+    answer = refused(await pod.routes.submit(update(weight=0.5)), "conflict")
+    assert "later release" in answer.message and answer.version & 0xFFFFF == 2
+    pod.sidecar.disconnect()
+    turn(pod)
+    assert pod.routes.unusable == 1  # once
+    wrote(pod, Table("chat", (Version("v1", PARTS, endpoints=to("z")),)))
+    turn(pod)
+    assert pod.nodes() == ["h1:80", "h2:80", "z:80"]
+    assert [event.version & 0xFFFFF for event in await events(feed) if isinstance(event, TableView)] == [3]
+    accepted(await pod.routes.submit(update("v1", zone="z")))
+
+
+async def test_what_cannot_be_used_is_said_and_can_be_mended() -> None:
+    (pod,) = pods(1, FILES)
+    await pod.routes.submit(CANARY)
+    wrote(pod, Table("chat", (Version("v1", 5000), Version("v2", 5000, endpoints=(Target("ftp://c"),)))))
+    turn(pod)
+    assert pod.split()["v2"] == 1500.0 and pod.routes.unusable == 1
+    assert "ftp://c" in pod.said[0][2]["error"] or "http://host" in pod.said[0][2]["error"]
+    pod.reload(FILES)
+    assert pod.split()["v2"] == 1500.0
+    accepted(await pod.routes.submit(update(endpoints=to("d"))))
+    assert pod.split()["v2"] == 5000.0 and pod.nodes() == ["d:80", "h1:80", "h2:80"]
+
+
+async def test_a_key_that_is_none_and_a_stranger_kind_do_no_harm() -> None:
+    (pod,) = pods(1, FILES)
+    record = Record(Kind.ROUTE, 0, 5, 1, b"t" * 16, "node:chat/h1:80", "chat", "x")
+    pod.routes.heard(record)
+    pod.routes.heard(replace(record, key="route:cha t/", service="cha t", blob=encode(Table("chat"))))
+    assert pod.routes.tables() == [] and pod.fleet.services.keys() == {"chat"}
+
+
+async def test_a_fault_of_the_fleet_does_not_end_the_log() -> None:
+    (pod,) = pods(1, FILES)
+    pod.fleet.services[ServiceName("chat")].nodes = None  # type: ignore[assignment]
+    accepted(await pod.routes.submit(CANARY))
+    assert pod.routes.crashes == 1 and pod.said[0][1] == "route_crashed"
+
+
+async def test_a_table_that_is_too_long() -> None:
+    (pod,) = pods(1, FILES)
+    chance = random.Random(1)
+
+    def word() -> str:
+        return "".join(chance.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", k=253))
+
+    targets = tuple(Target(f"http://h{number}", word(), word()) for number in range(4000))
+    answer = refused(await pod.routes.submit(update("v1", endpoints=targets)), "exhausted")
+    assert "KiB" in answer.message and not pod.link.calls
+
+
+# Services that no file names.
+
+
+async def test_a_service_that_no_file_names_is_made() -> None:
+    one, two = pods(2)
+    asked = update("v1", engine="triton", endpoints=to("a"), models=("llama-*", "llama"))
+    accepted(await one.routes.submit(asked))
+    turn(one, two)
+    for pod in (one, two):
+        assert pod.nodes() == ["a:80"] and pod.split() == {"v1": 10_000.0}
+        assert [pod.service(model) for model in ("llama", "llama-3", "chat", "")] == ["chat", "chat", None, "chat"]
+        assert [policy.name for policy in pod.routes.effective()] == ["chat"]
+
+
+async def test_it_has_its_own_name_for_a_model_and_the_meshs_rules() -> None:
+    (pod,) = pods(1)
+    mesh = (
+        MeshBreaker(scope="Node", failure_threshold=7, fallback_service="backup"),
+        MeshBreaker(scope="Session", fallback_service="nobody"),
+    )
+    pod.reload(replace(FILES, name="backup"), mesh_breakers=mesh)
+    accepted(await pod.routes.submit(update("v1", engine="vllm", endpoints=to("a"))))
+    policy = pod.fleet.services[ServiceName("chat")].policy
+    assert policy.models == ("chat",) and policy.fallback == "backup" and policy.breakers.node.consecutive == 7
+    assert pod.service("chat") == "chat" and pod.service("other") == "backup" and pod.service("") == "backup"
+
+
+async def test_all_sidecars_try_made_services_in_one_order() -> None:
+    one, two = pods(2)
+    for pod, name in ((two, "b"), (one, "a"), (two, "c")):
+        accepted(await pod.routes.submit(update("v1", name, engine="vllm", endpoints=to(name), models=("m*",))))
+    turn(one, two)
+    assert one.service("mm") == two.service("mm") == "a"
+    assert one.service("") == two.service("") == "a"
+
+
+async def test_a_service_may_leave_the_files_and_come_back() -> None:
+    (pod,) = pods(1, FILES)
+    accepted(await pod.routes.submit(CANARY))
+    pod.reload()
+    assert pod.nodes() == ["c:80"] and pod.split() == {"v1": 8500.0, "v2": 1500.0}
+    assert pod.fleet.services[ServiceName("chat")].policy.models == ("chat",)
+    pod.reload(FILES)
+    assert pod.nodes() == ["c:80", "h1:80", "h2:80"]
+    assert pod.fleet.services[ServiceName("chat")].policy.models == ("*",)
+    pod.reload(replace(FILES, endpoints=(Endpoint(url="http://c:80", local=True, version="v9"),)))
+    (node,) = pod.fleet.services[ServiceName("chat")].nodes.values()
+    assert node.version == "v2" and node.endpoint.local
+
+
+async def test_a_service_without_a_table_is_as_its_file_says() -> None:
+    (pod,) = pods(1, FILES)
+    pod.reload(replace(FILES, split={"v1": 1.0}))
+    assert pod.split() == {"v1": 1.0}
+    pod.reload()
+    assert pod.fleet.services == {} and pod.routes.effective() == []
+
+
+async def test_whose_files_differ_the_writers_count() -> None:
+    one, two = Network(2).sidecars
+    mine, yours = Pod(one, FILES), Pod(two, replace(FILES, endpoints=(Endpoint(url="http://x:80", version="v7"),)))
+    accepted(await mine.routes.submit(CANARY))
+    turn(mine, yours)
+    assert mine.split() == yours.split() == {"v1": 8500.0, "v2": 1500.0}
+    assert yours.nodes() == ["c:80", "x:80"]
+
+
+def big(service: str, number: int) -> Table:
+    """A tenth of what is made before anybody asks."""
+    targets = tuple(Target(f"http://10.{number}.{host >> 8}.{host & 255}") for host in range(EAGER // 10))
+    return Table(service, (Version("v1", PARTS, endpoints=targets),), (f"{service}-model",))
+
+
+async def test_services_beyond_so_many_endpoints_sleep_until_they_are_asked_for() -> None:
+    (pod,) = pods(1, FILES)
+    for number in range(12):
+        wrote(pod, big(f"s{number:02}", number), f"s{number:02}")
+    turn(pod)
+    asleep = {f"s{number:02}" for number in range(12)} - pod.fleet.services.keys()
+    assert len(asleep) == 2
+    assert len(pod.routes.tables()) == 12 and len(pod.routes.effective()) == 13
+    assert asleep.isdisjoint(pod.routes._views)  # nor are their tables kept decoded
+    for name in asleep:
+        assert pod.service(f"{name}-model") == name
+        assert len(pod.fleet.services[ServiceName(name)].nodes) == EAGER // 10
+    accepted(await pod.routes.submit(update("v1", asleep.pop(), zone="z")))
+
+
+async def test_who_sleeps_is_woken_by_an_operator_too() -> None:
+    (pod,) = pods(1, FILES)
+    for number in range(11):
+        wrote(pod, big(f"s{number:02}", number), f"s{number:02}")
+    turn(pod)
+    (asleep,) = {f"s{number:02}" for number in range(11)} - pod.fleet.services.keys()
+    assert pod.routes.ready(asleep)("v1") == 1.0
+
+
+async def test_who_sleeps_and_is_of_no_use_is_passed_over() -> None:
+    (pod,) = pods(1, replace(FILES, models=("*-model",)))
+    for number in range(10):
+        wrote(pod, big(f"s{number:02}", number), f"s{number:02}")
+    bad = big("zz", 99)
+    one = bad.versions[0]
+    wrote(pod, replace(bad, versions=(replace(one, endpoints=(Target("ftp://x"), *one.endpoints)),)), "zz")
+    turn(pod)
+    assert pod.routes.unusable == 0  # nobody looked yet
+    assert pod.service("zz-model") == "chat" and pod.routes.unusable == 1
+    wrote(pod, bad, "zz")
+    turn(pod)
+    assert pod.service("zz-model") == "zz"
+
+
+# Those who listen.
+
+
+async def test_a_feed_is_bounded_and_says_what_fell_out() -> None:
+    (pod,) = pods(1, FILES)
+    feed = pod.routes.subscribe()
+    for number in range(QUEUE + 5):
+        pod.routes.notice(Notice("chat", "version_down", str(number)))
+    lagged = [feed.lagged]
+    told = await events(feed)
+    lagged.append(feed.lagged)
+    assert len(told) == QUEUE and told[-1] == Notice("chat", "version_down", str(QUEUE + 4))
+    pod.routes.notice(Notice("chat", "version_back", "again"))
+    assert await events(feed) == [Notice("chat", "version_back", "again")]
+    assert [*lagged, feed.lagged] == [True, True, False]
+    assert [level for level, _, _ in pod.said[-2:]] == ["warning", "info"]
+    feed.close()
+    feed.close()
+    pod.routes.notice(Notice("chat", "version_down", "unheard"))
+    with pytest.raises(TimeoutError):
+        await events(feed)
+
+
+async def test_a_feed_that_is_cancelled_has_taken_nothing() -> None:
+    (pod,) = pods(1, FILES)
+    feed = pod.routes.subscribe()
+    asking = asyncio.create_task(feed.next())
+    await asyncio.sleep(0)
+    pod.routes.notice(Notice("chat", "version_down", "x"))
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert len(await events(feed)) == 1
