@@ -4,7 +4,7 @@ import msgspec
 
 from bench.routes.growth import Core, Growth, Start, Updates, service_name, table
 from bench.routes.kill import Away, Kills
-from bench.routes.propagation import Propagation
+from bench.routes.propagation import Propagation, Way
 from bench.routes.results import Results, budgets, text
 from bench.routes.stage import addresses, quantiles_ms
 from bench.routes.t15 import Live
@@ -17,7 +17,8 @@ LATE = [0.0, 5.0, 60.0, 90.0]
 
 
 def made(**more: object) -> Results:
-    ways = Propagation(20, 3, 100, 9000, 0, 20.0, LATE, LATE, LATE, LATE, LATE, LATE)
+    every = [Way(who, since, LATE, LATE) for who in ("sidecars", "Envoys") for since in ("ack", "sending")]
+    ways = Propagation(20, 3, 100, 9000, 0, 20.0, LATE, LATE, every)
     updates = [
         Updates(services, what, 20, ONE, 1.0, 0.5) for services in (1, 1000) for what in ("weights", "endpoints")
     ]
@@ -48,12 +49,13 @@ def test_all_budgets_may_be_met_and_each_may_be_missed() -> None:
     live, ways = results.t15[0], results.propagation[0]
     late = [0.0, 5.0, 160.0, 1100.0]
     replace = msgspec.structs.replace
-    assert missed(made(t15=[replace(live, whole=99, late_ms=late, failed=1)])) == [
+    assert missed(made(t15=[replace(live, whole=99, followed_ms=late, failed=1)])) == [
         "T15: streams that were whole",
         "T15: requests that were answered",
         "T15: requests follow the last ack, at most",
     ]
-    assert missed(made(propagation=[replace(ways, envoys_acked_ms=late)])) == ["a push at all Envoys, p99 from the ack"]
+    slow = replace(ways, ways=[*ways.ways[:2], replace(ways.ways[2], from_ms=late)])
+    assert missed(made(propagation=[slow])) == ["a push at all Envoys, p99 from the ack"]
     assert missed(made(propagation=[replace(ways, failed=1)])) == ["requests meanwhile that were answered"]
     growth = results.growth
     assert growth is not None
@@ -63,7 +65,8 @@ def test_all_budgets_may_be_met_and_each_may_be_missed() -> None:
 
 def test_without_envoys_theirs_is_not_measured() -> None:
     results = made()
-    alone = msgspec.structs.replace(results.propagation[0], envoys=0)
+    ways = results.propagation[0]
+    alone = msgspec.structs.replace(ways, envoys=0, ways=ways.ways[:2])
     found = budgets(made(propagation=[alone]))
     assert [each.met for each in found if "Envoys" in each.what] == [None, None]
 

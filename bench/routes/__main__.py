@@ -105,7 +105,7 @@ async def _propagation(tree: Tree, server: Any, work: Path, results: Results, qu
 
 
 async def _kill(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:
-    results.kills = [await kill.killed(tree, server, rounds=6 if quick else 60, within_s=0.008, seed=15)]
+    results.kills = [await kill.killed(tree, server, work, rounds=6 if quick else 60, within_s=0.008, seed=15)]
 
 
 async def _away(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:

@@ -35,7 +35,7 @@ from sidecar.txlog.codec import Code, Kind, encode_body, route_key
 from sidecar.txlog.server import RedisStore
 from sidecar.txlog.store import Propose, Verdict
 from tests.harness import connect, request
-from tests.outcomes.release import Tool, releasing
+from tests.outcomes.release import Tool, nothing, releasing
 from tests.servers import Server
 
 VERSIONS, ENDPOINTS = 10, 100
@@ -168,15 +168,16 @@ async def measure(
 ) -> Growth:
     """At 0 (starts only), 1 and `services` services, over an empty server."""
     made, starts, updated = core(), [], []
+    policy = nothing(work / "policy.json")
     memory: dict[str, int] = {}
     for count in (0, 1, services):
         await server.ask("FLUSHALL")
         await fill(server.url, count)
         memory[str(count)] = await _memory(server, "used_memory")
         say(f"growth: {count} services")
-        starts.append(await _starts(tree, server, count, rounds))
+        starts.append(await _starts(tree, server, policy, count, rounds))
         if count:
-            updated += await _updates(tree, server, count, updates)
+            updated += await _updates(tree, server, policy, count, updates)
     return Growth(VERSIONS, ENDPOINTS, made, updated, starts, memory)
 
 
@@ -211,15 +212,15 @@ def _put(number: int) -> Propose:
     )
 
 
-async def _starts(tree: Tree, server: Server, count: int, rounds: int) -> Start:
+async def _starts(tree: Tree, server: Server, policy: Path, count: int, rounds: int) -> Start:
     serves, told, idle, after, asked, asked_s = [], [], [], [], [], []
     for _ in range(rounds):
-        async with member(tree, server.url) as each:
+        async with member(tree, server.url, policy) as each:
             serves.append(round(each.started - each.began, 3))
             async with releasing(each.control) as tool:
                 await _told(tool, count)
                 told.append(round(time.time() - each.began, 3))
-        async with member(tree, server.url) as each:
+        async with member(tree, server.url, policy) as each:
             await asyncio.sleep(SETTLE_S)
             idle.append(each.running.rss_kib * 1024)
             async with releasing(each.control) as tool:
@@ -259,13 +260,15 @@ async def _ask_all(each: Member, count: int) -> None:
             assert answer.status in (502, 503), answer.start
 
 
-async def _updates(tree: Tree, server: Server, services: int, count: int) -> list[Updates]:
+async def _updates(tree: Tree, server: Server, policy: Path, services: int, count: int) -> list[Updates]:
     found = []
     async with contextlib.AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(member(tree, server.url))
-        follower = await stack.enter_async_context(member(tree, server.url))
+        writer = await stack.enter_async_context(member(tree, server.url, policy))
+        follower = await stack.enter_async_context(member(tree, server.url, policy))
         tool = await stack.enter_async_context(releasing(writer.control))
         await _told(tool, services)
+        for each in (writer, follower):
+            await _ask_all(each, 1)  # the one that is updated is in use
         await asyncio.sleep(SETTLE_S)
         for what in ("weights", "endpoints"):
             took: list[float] = []

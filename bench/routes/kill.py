@@ -14,7 +14,7 @@ from bench.routes.stage import engine, member, members
 from bench.txlog.stage import Tree
 from sidecar.demo.script import Script
 from tests.outcomes.mishaps import first, killed_writers, server_away
-from tests.outcomes.release import SERVICE, releasing
+from tests.outcomes.release import SERVICE, nothing, releasing
 from tests.servers import Server
 
 
@@ -39,11 +39,17 @@ class Away(msgspec.Struct, frozen=True):
     message: str
 
 
-async def killed(tree: Tree, server: Server, *, rounds: int, within_s: float, seed: int) -> Kills:
+async def killed(tree: Tree, server: Server, work: Path, *, rounds: int, within_s: float, seed: int) -> Kills:
     """At random moments."""
+    policy = nothing(work / "policy.json")
     async with engine(Script(keep=0)) as port:
         fates = await killed_writers(
-            server, lambda: member(tree, server.url), port, rounds=rounds, within_s=within_s, chance=Random(seed)
+            server,
+            lambda: member(tree, server.url, policy),
+            port,
+            rounds=rounds,
+            within_s=within_s,
+            chance=Random(seed),
         )
     counted = fates.counted
     return Kills(fates.rounds, 1000 * within_s, counted["acked"], counted["done"], counted["not done"])
@@ -54,7 +60,7 @@ async def away(tree: Tree, server: Server, work: Path, *, rounds: int) -> list[A
     found = []
     async with contextlib.AsyncExitStack() as stack:
         port = await stack.enter_async_context(engine(Script(keep=0)))
-        fleet = await stack.enter_async_context(members(3, tree, server.url))
+        fleet = await stack.enter_async_context(members(3, tree, server.url, nothing(work / "policy.json")))
         tools = [await stack.enter_async_context(releasing(each.control)) for each in fleet]
         version = (await tools[0].push(first(port))).accepted.table_version
         for tool in tools:

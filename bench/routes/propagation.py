@@ -1,9 +1,10 @@
 """How soon everybody follows: twenty sidecars and three Envoys, one after another all to one version and back.
 
 Every sidecar and Envoy is asked again and again, by itself, on a connection that is kept. A push gives one version all
-traffic. For each place and push: how long after the ack (and after the sending) the last request *began* that the
-other version answered; 0 where every request after it followed. So the resolution is the pause between two requests
-of one place (`every_ms`), and what is measured includes all: the log, the fold, the swap, for Envoys xDS.
+traffic. For each place and push, after the ack and after the sending: when the last request *began* that the other
+version answered (`not_yet`, 0 where none did), and when the first from which on all followed (`from`). The truth lies
+between the two, which are a pause between two requests of one place (`every_ms`) apart; the budget is on the later one.
+What is measured includes all: the log, the fold, the swap, for Envoys xDS.
 
 `told`: the same push, at a release tool that follows through that sidecar: when it was told, by the clock of this
 process. Twenty interpreters, three Envoys, the load and the tools share this machine's cores: its noise is in it.
@@ -11,6 +12,7 @@ process. Twenty interpreters, three Envoys, the load and the tools share this ma
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from bench.routes.envoys import envoys
 from bench.routes.stage import addresses, engine, members, quantiles_ms
 from bench.txlog.stage import Tree
 from sidecar.demo.script import Script
-from tests.outcomes.release import Asking, Turn, policy, releasing, update
+from tests.outcomes.release import Asking, Followed, Turn, policy, releasing, update
 from tests.servers import Server
 
 SETTLE_S = 2.0
@@ -40,10 +42,20 @@ class Propagation(msgspec.Struct, frozen=True):
     ack_ms: list[float]
     told_ms: list[float]
     """After the ack; negative where the tool's answer came later than the change."""
-    sidecars_acked_ms: list[float]
-    sidecars_sent_ms: list[float]
-    envoys_acked_ms: list[float]
-    envoys_sent_ms: list[float]
+    ways: list["Way"]
+
+    def way(self, who: str, since: str) -> "Way | None":
+        """One of them."""
+        return next((each for each in self.ways if (each.who, each.since) == (who, since)), None)
+
+
+class Way(msgspec.Struct, frozen=True):
+    """How soon requests followed: `who` is `sidecars` or `Envoys`, `since` is `ack` or `sending`."""
+
+    who: str
+    since: str
+    not_yet_ms: list[float]
+    from_ms: list[float]
 
 
 async def measure(
@@ -59,13 +71,12 @@ async def measure(
     say: Callable[[str], None],
 ) -> Propagation:
     """Pushes through the first sidecar in turn and the others."""
-    loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         port = await enter(engine(Script(tokens=1, keep=0)))
         urls = {"v1": addresses(1, 3, port), "v2": addresses(2, 3, port)}
         path = policy(work / "propagation.json", urls, {"v1": 100})
-        fleet = await enter(members(sidecars, tree, server.url, policy=path))
+        fleet = await enter(members(sidecars, tree, server.url, path))
         around = await enter(envoys(envoy_count, tree, server.url, path, work)) if envoy_count else []
         tools = [await enter(releasing(each.control)) for each in fleet]
         asking = Asking(every_s)
@@ -81,19 +92,24 @@ async def measure(
                 answer = await tools[number % sidecars].push(update(version=version, weights={version: 1, other: 0}))
                 made = answer.accepted.table_version
                 await asyncio.sleep(pause_s)
-                turns.append(Turn(version, answer.sent, answer.at, loop.time()))
+                turns.append(Turn(version, answer.sent, answer.at, time.monotonic()))
                 for tool in tools:
                     await tool.until("chat", made)
                     told += [at - answer.at for at, table in tool.changes if table.table_version == made]
             stop.set()
         say(f"propagation: {len(asking.seen)} requests, {dict(asking.statuses)}")
     failed = sum(count for status, count in asking.statuses.items() if status != 200)
-    found: dict[tuple[bool, bool], list[float]] = {(a, b): [] for a in (False, True) for b in (False, True)}
-    for turn in turns:
-        for sent in (False, True):
-            since = turn.sent if sent else turn.acked
-            for place, late in asking.late_s(turn.version, since, turn.until).items():
-                found[place >= sidecars, sent].append(late)
+    ways = []
+    for since in ("ack", "sending"):
+        found: dict[str, list[Followed]] = {"sidecars": [], "Envoys": []}
+        for turn in turns:
+            began = turn.sent if since == "sending" else turn.acked
+            for place, each in asking.followed(turn.version, began, turn.until).items():
+                found["sidecars" if place < sidecars else "Envoys"].append(each)
+        for who, some in found.items():
+            if some:
+                not_yet, at = [each.not_yet_s for each in some], [each.from_s for each in some]
+                ways.append(Way(who, since, quantiles_ms(not_yet), quantiles_ms(at)))
     return Propagation(
         sidecars,
         envoy_count,
@@ -103,8 +119,5 @@ async def measure(
         1000 * every_s,
         quantiles_ms([turn.acked - turn.sent for turn in turns]),
         quantiles_ms(told),
-        quantiles_ms(found[False, False]),
-        quantiles_ms(found[False, True]),
-        quantiles_ms(found[True, False] or [0.0]),
-        quantiles_ms(found[True, True] or [0.0]),
+        ways,
     )

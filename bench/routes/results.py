@@ -45,11 +45,16 @@ def budgets(results: Results) -> list[Budget]:
     return [
         _all("T15: streams that were whole", [(each.whole, each.streams) for each in live]),
         _all("T15: requests that were answered", [(each.requests - each.failed, each.requests) for each in live]),
-        _most("T15: requests follow the last ack, at most", FOLLOWS_MS, [each.late_ms[3] for each in live]),
-        _most("a push at all sidecars, p99 from the ack", FOLLOW_MS, [each.sidecars_acked_ms[2] for each in ways]),
-        _most("a push at all sidecars, p99 from the sending", FOLLOW_MS, [each.sidecars_sent_ms[2] for each in ways]),
-        _most("a push at all Envoys, p99 from the ack", FOLLOW_MS, [e.envoys_acked_ms[2] for e in ways if e.envoys]),
-        _most("a push at all Envoys, p99 from the sending", FOLLOW_MS, [e.envoys_sent_ms[2] for e in ways if e.envoys]),
+        _most("T15: requests follow the last ack, at most", FOLLOWS_MS, [each.followed_ms[3] for each in live]),
+        *(
+            _most(
+                f"a push at all {who}, p99 from the {since}",
+                FOLLOW_MS,
+                [way.from_ms[2] for each in ways if (way := each.way(who, since)) is not None],
+            )
+            for who in ("sidecars", "Envoys")
+            for since in ("ack", "sending")
+        ),
         _all("requests meanwhile that were answered", [(each.requests - each.failed, each.requests) for each in ways]),
         Budget(
             "writers killed: old or new everywhere, one update",
@@ -122,7 +127,7 @@ def _of_t15(live: list[Live]) -> str:
             f"{each.by_version.get('v2', 0)}",
             f"{each.tokens}",
             f"{each.requests:,}, {each.failed} failed",
-            f"{each.late_ms[0]:.1f}, {each.late_ms[2]:.1f}, {each.late_ms[3]:.1f}",
+            f"{each.followed_ms[0]:.1f}, {each.followed_ms[2]:.1f}, {each.followed_ms[3]:.1f}",
         ]
         for each in live
     ]
@@ -137,12 +142,11 @@ def _of_ways(ways: list[Propagation]) -> str:
         lines: list[tuple[str, str, int, list[float]]] = [
             ("the tool: ack", "sending", 1, each.ack_ms),
             ("a tool at each sidecar: told", "ack", each.sidecars, each.told_ms),
-            ("sidecars: requests follow", "ack", each.sidecars, each.sidecars_acked_ms),
-            ("sidecars: requests follow", "sending", each.sidecars, each.sidecars_sent_ms),
         ]
-        if each.envoys:
-            lines.append(("Envoys: requests follow", "ack", each.envoys, each.envoys_acked_ms))
-            lines.append(("Envoys: requests follow", "sending", each.envoys, each.envoys_sent_ms))
+        for way in each.ways:
+            places = each.sidecars if way.who == "sidecars" else each.envoys
+            lines.append((f"{way.who}: the last request that did not follow", way.since, places, way.not_yet_ms))
+            lines.append((f"{way.who}: the first from which all did", way.since, places, way.from_ms))
         rows += [[who, since, f"{each.pushes} x {n}", *(f"{ms:.1f}" for ms in found)] for who, since, n, found in lines]
     asked = ", ".join(
         f"{each.requests:,} requests, one each {each.every_ms:g} ms and place, {each.failed} failed" for each in ways

@@ -34,13 +34,12 @@ class Member:
 
 
 @contextlib.asynccontextmanager
-async def member(tree: Tree, redis: str, *more: str, policy: Path | None = None) -> AsyncIterator[Member]:
+async def member(tree: Tree, redis: str, policy: Path, *more: str) -> AsyncIterator[Member]:
     """`sidecar run` over that server, on ports of the system's choice."""
     where = ("--listen", "127.0.0.1:0", "--admin", "off", "--control", "127.0.0.1:0")
-    flags = (*where, "--log-format", "json", "--access-log", "off", "--redis", redis, *more)
-    named = ("--policy", str(policy)) if policy else ()
+    flags = (*where, "--log-format", "json", "--access-log", "off", "--redis", redis, "--policy", str(policy), *more)
     began = time.time()
-    async with program(tree, "sidecar", "run", *flags, *named) as running:
+    async with program(tree, "sidecar", "run", *flags) as running:
         async with asyncio.timeout(LIMIT_S):
             line = json.loads(await running.process.said(lambda line: '"event":"started"' in line))
         ports = [int(line[name].rpartition(":")[2]) for name in ("listen", "control")]
@@ -48,12 +47,10 @@ async def member(tree: Tree, redis: str, *more: str, policy: Path | None = None)
 
 
 @contextlib.asynccontextmanager
-async def members(
-    count: int, tree: Tree, redis: str, *more: str, policy: Path | None = None
-) -> AsyncIterator[list[Member]]:
+async def members(count: int, tree: Tree, redis: str, policy: Path) -> AsyncIterator[list[Member]]:
     """As many of them, one after another: each start is a second of a core."""
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(member(tree, redis, *more, policy=policy)) for _ in range(count)]
+        yield [await stack.enter_async_context(member(tree, redis, policy)) for _ in range(count)]
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,8 @@ from tests.servers import Server
 
 
 class Live(msgspec.Struct, frozen=True):
-    """What came of it. `late_ms`: from an ack until a sidecar's requests followed: p50, p90, p99, most."""
+    """What came of it. `followed_ms`: from an ack until a sidecar's requests all followed,
+    at the latest: p50, p90, p99, most."""
 
     sidecars: int
     streams: int
@@ -26,7 +27,7 @@ class Live(msgspec.Struct, frozen=True):
     requests: int
     failed: int
     pushes: int
-    late_ms: list[float]
+    followed_ms: list[float]
     refused: dict[str, str]
 
 
@@ -40,7 +41,7 @@ async def measure(
         urls = {name: [f"http://127.0.0.1:{await enter(engine(script, '127.0.0.1'))}"] for name in ("v1", "v2")}
         rule = {"breakers": {"node": {"min_closed_ratio": 0}}}
         path = policy(work / "t15.json", urls, {"v1": 90, "v2": 10}, **rule)
-        fleet = await enter(members(sidecars, tree, server.url, policy=path))
+        fleet = await enter(members(sidecars, tree, server.url, path))
         story = await weights_under_live_streams(
             fleet[0].control, [each.port for each in fleet], streams=streams, tokens=tokens, pause_s=pause_s
         )
@@ -53,6 +54,6 @@ async def measure(
         len(story.asking.seen),
         sum(count for status, count in story.asking.statuses.items() if status != 200),
         len(story.turns),
-        quantiles_ms(story.late_s()),
+        quantiles_ms(story.followed_s()),
         {name: nack.message for name, nack in story.nacks.items()},
     )
