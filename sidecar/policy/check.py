@@ -125,8 +125,8 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
                 add(f"{where}hedge.mode {service.hedge.mode} moves nothing: adaptive alone knows what is late")
             elif service.retry.attempts == 1:
                 add(f"{where}hedge.mode {service.hedge.mode} moves nothing: retry.attempts is 1")
-        if service.zone_decay is not None:
-            add(f"{where}zone_decay is not acted on in this version")
+        if service.zone_decay is not None and len({endpoint.zone for endpoint in service.endpoints}) == 1:
+            add(f"{where}zone_decay turns nothing down: its endpoints name no zones, or all the same one")
         if service.deadlines.tool_gap_s < service.deadlines.token_gap_s:
             add(f"{where}deadlines.tool_gap is shorter than token_gap: tool calls get less time than text")
         if service.deadlines.total_s < min(service.deadlines.head_s, service.deadlines.first_token_s):

@@ -231,7 +231,8 @@ class Overload(Strict, frozen=True, kw_only=True):
 
 
 class ZoneDecay(Strict, frozen=True, kw_only=True):
-    """A zone whose latency jumps past `latency` is turned down to `weight`. Not acted on in this version."""
+    """A zone whose first tokens jump past `latency` at the median is turned down to `weight` of what it would get
+    (docs/zones.md)."""
 
     latency_s: Seconds = field(name="latency", default=Seconds(0.8))
     weight: Ratio = 0.1

@@ -172,7 +172,7 @@ def warned(*services: Service, identity: Identity | None = None) -> list[str]:
         ),
         ([service(hedge=HEDGE, breakers=Breakers(node=NodeBreaker(mode="off")))], "hedge.mode shadow moves nothing"),
         ([service(hedge=HEDGE, retry=Retry(attempts=1))], "retry.attempts is 1"),
-        ([service(zone_decay=ZoneDecay())], "zone_decay is not acted on"),
+        ([service(zone_decay=ZoneDecay(), endpoints=(A,))], "zone_decay turns nothing down"),
         ([service(deadlines=Deadlines(token_gap_s=Seconds(31)))], "tool_gap is shorter"),
         ([service(deadlines=Deadlines(total_s=Seconds(20)))], "total ends requests before"),
         ([service(endpoints=(A, B), split={"v1": 1})], "endpoints of v2 get no traffic"),
@@ -198,6 +198,8 @@ def test_what_is_legal_and_not_what_it_seems_is_warned_of(services: list[Service
         [service("a", fallback="b"), service("b")],
         [service("a", fallback="b"), service("b", models=())],
         [service(endpoints=(A, B), split={"v1": 1, "v2": 0})],
+        [service(zone_decay=ZoneDecay())],  # endpoints may come later
+        [service(zone_decay=ZoneDecay(), endpoints=(A, replace(A, url="http://z", zone="a")))],
         [service(shared=Shared(quorum=2), hedge=Hedge(mode="off"), retry=Retry(attempts=1))],
         [service("a", hedge=HEDGE, models=("x",)), service("b", hedge=Hedge(mode="enforce"))],
     ],
