@@ -77,6 +77,7 @@ class Control:
         self._say = say
         self._encoder = convert.Encoder()
         self._streams: set[Stream] = set()
+        self._calls: set[asyncio.Task[None]] = set()
 
     @property
     def streams(self) -> int:
@@ -89,6 +90,13 @@ class Control:
         for stream in self._streams:
             stream.drain()
 
+    async def ended(self) -> None:
+        """Every call is over: gRPC's word that it is comes later than its server's end."""
+        if self._calls:
+            _, left = await asyncio.wait(self._calls, timeout=STOP_S)
+            for call in left:
+                call.cancel()
+
     def handler(self) -> grpc.GenericRpcHandler:
         """The service. Messages stay bytes on their way in and out: what is no message is answered by a nack."""
         return grpc.method_handlers_generic_handler(
@@ -96,28 +104,76 @@ class Control:
         )
 
     async def _serve(self, _: object, context: Context) -> None:
-        async def read() -> bytes | None:
-            data = await context.read()
-            return data if isinstance(data, bytes) else None  # gRPC's own word for the end
-
+        call = asyncio.current_task()
+        if call is not None:
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
         who = caller(context.peer(), _certified(context), _metadata(context))
-        stream = Stream(
-            self._desk, self._writers, who, self._encoder, self.counts, self._say, read=read, write=context.write
-        )
-        if self.draining.is_set():
-            stream.drain()
-        self._streams.add(stream)
-        try:
-            drained = await stream.run()
-        except Exception as exc:  # noqa: BLE001 - one stream's end, not the server's
-            if context.done():
-                return  # the client went while something was said to it
-            self._say("error", "control_stream_crashed", exc_info=exc)
+        async with asyncio.TaskGroup() as tasks:
+            wire = _Wire(context, tasks)
+            stream = Stream(
+                self._desk, self._writers, who, self._encoder, self.counts, self._say, read=wire.read, write=wire.write
+            )
+            if self.draining.is_set():
+                stream.drain()
+            self._streams.add(stream)
+            crashed: Exception | None = None
+            drained = False
+            try:
+                drained = await stream.run()
+            except Exception as exc:  # noqa: BLE001 - one stream's end, not the server's
+                crashed = exc
+            finally:
+                self._streams.discard(stream)
+            await wire.settled()
+            if wire.gone:
+                # gRPC knows it as well, and is about to cancel us: an end of ours could not be told to anybody.
+                await asyncio.Event().wait()
+        if crashed is not None:
+            self._say("error", "control_stream_crashed", exc_info=crashed)
             await context.abort(grpc.StatusCode.INTERNAL, "the sidecar failed: its log says how")
-        finally:
-            self._streams.discard(stream)
         if drained:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+
+
+class Gone(Exception):
+    """The client is not there any more: what was written did not reach it."""
+
+
+class _Wire:
+    """A call's two directions. gRPC takes one message at a time, and the call's end counts as one; a write that was
+    given up goes on there all the same. So each is a task of its own, which outlives who waits for it."""
+
+    def __init__(self, context: Context, tasks: asyncio.TaskGroup) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._writing: asyncio.Task[None] | None = None
+        self.gone = False
+
+    async def read(self) -> bytes | None:
+        """The client's next message; None after its last."""
+        data = await self._context.read()
+        return data if isinstance(data, bytes) else None  # gRPC's own word for the end
+
+    async def write(self, data: bytes) -> None:
+        """Returns when there is room for the next one; waits for one that was given up. Gone. Not for two at once."""
+        await self.settled()
+        if not self.gone:
+            self._writing = self._tasks.create_task(self._put(data))
+            await self.settled()
+        if self.gone:
+            raise Gone
+
+    async def settled(self) -> None:
+        """Nothing is being written any more: for ever, where the client does not read, and until it or we go."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
+
+    async def _put(self, data: bytes) -> None:
+        try:
+            await self._context.write(data)
+        except Exception:  # noqa: BLE001 - gRPC has many, some private, and all of them mean that
+            self.gone = True
 
 
 @contextlib.asynccontextmanager
@@ -149,6 +205,7 @@ async def serving(
             leaving.cancel()
     finally:
         await server.stop(STOP_S)
+        await control.ended()
 
 
 async def _leave(control: Control, status: health.aio.HealthServicer) -> None:

@@ -6,8 +6,8 @@ On callables that read and write messages, so that it can be held against script
    a client that does not read its answers sends no more, and nothing piles up here.
 2. Events begin with a snapshot, `FIRST_S` after the stream at the latest: what the client says by then may narrow what
    it hears. A change of mind, or events that fell out because the client read too slowly, bring a snapshot anew.
-3. Of one service, tables are told in the order of their versions. An answer and the event of the same change come in
-   any order.
+3. Of one service, tables are told in the order of their versions. What an update changes comes as an event after the
+   snapshot, since an update begins when the snapshot before it was taken; its answer comes before or after that event.
 4. A client that has said its last hears on until it cancels, unless it wanted answers only: then the stream ends.
 5. A sidecar that drains answers the update under way, tells a last notice, and ends the stream.
 """
@@ -89,6 +89,7 @@ class Stream:
         self._writing = asyncio.Lock()
         self._wish = Wish()
         self._wished = asyncio.Event()
+        self._settled = asyncio.Event()  # the wish is in force: what changes from now on is told
         self._patience: asyncio.Timeout | None = None
         self._draining = asyncio.Event()
         self._answering = False
@@ -151,11 +152,13 @@ class Stream:
             return
         if message.HasField("subscribe"):
             self._wish = Wish(frozenset(message.subscribe.services), message.subscribe.answers_only)
+            self._settled.clear()
             if self._patience is not None:
                 self._patience.reschedule(0.0)
             self._wished.set()
             return
         self._wished.set()
+        await self._settled.wait()
         self._number += 1
         await self._answer(message, await self._done(message))
 
@@ -197,6 +200,7 @@ class Stream:
             wish = self._wish
             self._wished.clear()
             if wish.answers_only:
+                self._settled.set()
                 await self._wished.wait()
                 continue
             feed = self._desk.subscribe()
@@ -209,6 +213,7 @@ class Stream:
         """A snapshot and what comes after it, until the client wishes otherwise or has missed some of it."""
         # In the turn of the subscription: nothing is missed, and nothing told twice.
         views = [view for view in self._desk.tables() if wish.wants(view)]
+        self._settled.set()
         for piece in convert.snapshot(views):
             await self._send(piece)
             await asyncio.sleep(0)  # a write need not wait, and a piece takes milliseconds to make

@@ -159,6 +159,7 @@ async def on(made: grpc.aio.Channel, **metadata: str) -> AsyncIterator[Client]:
         yield Client(call)
     finally:
         call.cancel()
+        await call.code()  # what is left of it would be told to the next test's loop
 
 
 @contextlib.asynccontextmanager
