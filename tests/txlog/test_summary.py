@@ -6,12 +6,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sidecar.core import evidence
 from sidecar.core.breaker import FRESH
 from sidecar.core.detection import Counts
 from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.core.tally import Ended, EndpointTally, ServiceTally
+from sidecar.core.verdict import KEYS, MOST_KEYS, Tally
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Endpoint, LongSeconds, Service, Shared, Snapshot
@@ -31,7 +33,9 @@ from sidecar.txlog.summary import (
     Summary,
     Teller,
     decode,
+    decode_trial,
     encode,
+    encode_trial,
 )
 
 S, F = Result.SUCCESS, Result.FAILURE
@@ -141,6 +145,7 @@ summaries = st.builds(
         st.tuples(st.dictionaries(st.integers(0, 127), few, max_size=10), few, st.integers(-(10**9), 10**9)),
         max_size=3,
     ),
+    st.binary(max_size=50),
 )
 
 
@@ -242,6 +247,70 @@ def test_a_busy_endpoint_costs_some_sixty_bytes_a_second() -> None:
     )
     size = len(encode(Summary("chat-7f9c5d-x2x4p", 1_764_475_200_000, "chat", 1000, ten)))
     assert 500 < size < 1000
+
+
+# Of rollouts.
+
+
+OBSERVED = Tally("r1", 2, {0: 40, 700: 3, KEYS - 1: 1})
+
+
+def test_tally_of_a_rollout_comes_back_and_its_bytes_are_what_other_releases_read() -> None:
+    assert encode_trial(7, OBSERVED) == bytes.fromhex("920793a2723102830028cd02bc03cd77ff01")
+    assert decode_trial(encode_trial(7, OBSERVED)) == (7, OBSERVED)
+    longer = msgspec.msgpack.encode([7, ["r1", 2, OBSERVED.counts, "of a later release"], "and more"])
+    assert decode_trial(longer) == (7, OBSERVED)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param([-1, ["r1", 2, {0: 1}]], id="part"),
+        pytest.param([0, ["r1", -1, {0: 1}]], id="step"),
+        pytest.param([0, ["r" * 257, 0, {0: 1}]], id="id"),
+        pytest.param([0, ["r1", 0, {KEYS: 1}]], id="key"),
+        pytest.param([0, ["r1", 0, {-1: 1}]], id="key below"),
+        pytest.param([0, ["r1", 0, {0: 0}]], id="nothing"),
+        pytest.param([0, ["r1", 0, {0: -1}]], id="less than nothing"),
+        pytest.param([0, ["r1", 0, {0: 1 << 60}]], id="more than ever was"),
+        pytest.param([0, ["r1", 0, {0: 0.5}]], id="fraction"),
+        pytest.param([0, ["r1", 0, dict.fromkeys(range(MOST_KEYS + 1), 1)]], id="too many"),
+        pytest.param([0, ["r1", 0]], id="short"),
+        pytest.param([0], id="none"),
+        pytest.param({"part": 0}, id="no array"),
+        pytest.param([0, {"rollout": "r1"}], id="no array within"),
+    ],
+)
+def test_what_is_no_tally_of_a_rollout_is_unreadable_and_hides_nothing(body: object) -> None:
+    data = msgspec.msgpack.encode(body)
+    with pytest.raises(Unreadable, match="no tally of a rollout"):
+        decode_trial(data)
+    whole = replace(summary(), trial=data)
+    assert decode(encode(whole)) == whole
+
+
+@given(st.binary(max_size=100))
+def test_no_bytes_of_a_tally_do_more_than_be_unreadable(data: bytes) -> None:
+    try:
+        part, tally = decode_trial(data)
+    except Unreadable:
+        return
+    assert part >= 0 and tally.valid()
+
+
+def test_observed_rollout_is_told_for_itself_among_the_other_summaries() -> None:
+    fleet, service = fleet_of(ONE, TWO, retention_s=60.0)
+    teller = Teller("pod-a", 1000, 0.0)
+    first = teller.tell_trial(service, b"one")
+    (other,) = teller.tell(fleet, tally_of(ONE), 1.0)
+    second = teller.tell_trial(service, b"two")
+    told = [decode(share.blob) for share in (first, other, second)]
+    assert [(each.seq, each.trial, len(each.endpoints)) for each in told] == [
+        (1000, b"one", 0),
+        (1001, b"", 1),
+        (1002, b"two", 0),
+    ]
+    assert (first.service, first.keep_ms, told[1].took_ms) == ("chat", 60_000, 1000)
 
 
 # Telling.
