@@ -70,11 +70,19 @@ def rendezvous(split: list[tuple[VersionName, float]], session: SessionId) -> Ve
     best, best_score = split[0][0], -1.0
     for version, part in split:
         digest = blake2b(f"{version}\0{session}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        # Half a step up keeps u inside (0, 1): ln(0) and ln(1) have no score.
-        score = -part / log((int.from_bytes(digest) // 2048 + 0.5) / (1 << 53))
+        score = score_of(part, int.from_bytes(digest) // 2048)
         if score > best_score:
             best, best_score = version, score
     return best
+
+
+def score_of(part: float, number: int) -> float:
+    """How strongly a version of this part asks for a session whose hash with it is `number`, of 2^53; the highest wins.
+
+    Over all numbers a version wins in proportion to its part, to within what a double can say.
+    """
+    # Half a step up keeps u inside (0, 1): ln(0) and ln(1) have no score.
+    return -part / log((number + 0.5) / (1 << 53))
 
 
 def _by_chance(split: list[tuple[VersionName, float]], chance: Callable[[], float]) -> VersionName:

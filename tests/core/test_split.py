@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from math import sqrt
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from sidecar.core.balance import bind, pick
 from sidecar.core.fleet import Fleet, ServiceState
-from sidecar.core.split import pick_version, rendezvous
+from sidecar.core.split import pick_version, rendezvous, score_of
+from sidecar.core.table import PARTS, Table, Version, parts_of, weighed
 from sidecar.kernel.ids import SessionId, VersionName
 from sidecar.policy.schema import Breakers, Endpoint, NodeBreaker, Seconds, Service, Snapshot
 from tests.core.build import chosen, snapshot_of, trip
@@ -198,3 +200,94 @@ def test_a_version_whose_nodes_were_all_tried_is_passed_over() -> None:
     session.version = V1
     assert pick_version(service, session, "m", tried[:1], 0.0, fleet.chance) == V1
     assert pick_version(service, session, "m", tried, 0.0, fleet.chance) == V2
+
+
+# Exactness.
+
+NUMBERS = 1 << 53
+
+
+def below(part: float, score: float) -> float:
+    """The ratio of all numbers with which a version of this part has less than a score."""
+    low, high = -1, NUMBERS
+    while high - low > 1:
+        middle = (low + high) // 2
+        if score_of(part, middle) < score:
+            low = middle
+        else:
+            high = middle
+    return high / NUMBERS
+
+
+def share_of(parts: list[int], which: int, points: int = 40) -> float:
+    """How much of the hash's whole space a version wins: an integral over its own number, exact in the others'.
+
+    The points lie where the integrand is flat: u = q^(part of the whole), which has q's density in the result.
+    """
+    whole = parts[which] / sum(parts)
+    total = 0.0
+    for point in range(points):
+        q = (point + 0.5) / points
+        score = score_of(parts[which], min(NUMBERS - 1, int(q**whole * NUMBERS)))
+        won = 1.0
+        for other, part in enumerate(parts):
+            if other != which:
+                won *= below(part, score)
+        total += won * whole * q ** (whole - 1.0)
+    return total / points
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([5000, 5000], id="halves"),
+        pytest.param([9000, 1000], id="a tenth"),
+        pytest.param([9999, 1], id="one part"),
+        pytest.param([8500, 1000, 500], id="three"),
+        pytest.param([3333, 3333, 3334], id="thirds"),
+        pytest.param([5000, 2500, 1500, 999, 1], id="five"),
+    ],
+)
+def test_the_split_has_no_bias_of_its_own(parts: list[int]) -> None:
+    for which, part in enumerate(parts):
+        assert share_of(parts, which) == pytest.approx(part / PARTS, abs=1e-8)
+
+
+@pytest.mark.parametrize("parts", [[9000, 1000], [7000, 2000, 1000]], ids=["two", "three"])
+def test_a_hundred_thousand_sessions_split_as_well_as_chance_allows(parts: list[int]) -> None:
+    split = [(VersionName(f"v{number}"), float(part)) for number, part in enumerate(parts)]
+    found = Counter(rendezvous(split, SessionId(f"{number:08x}-4b6e-4c1d")) for number in range(100_000))
+    for version, part in split:
+        p = part / PARTS
+        assert abs(found[version] / 100_000 - p) < 3 * sqrt(p * (1 - p) / 100_000)
+
+
+tables = st.lists(st.integers(1, 3000), min_size=2, max_size=5).map(
+    lambda shares: Table(
+        "chat",
+        tuple(
+            Version(name, part) for name, part in parts_of({f"v{n}": float(s) for n, s in enumerate(shares)}).items()
+        ),
+    )
+)
+
+
+def versions_of(table: Table) -> list[VersionName]:
+    split = [(VersionName(version.name), float(version.weight)) for version in table.versions if version.weight]
+    return [rendezvous(split, session) for session in SESSIONS[:300]]
+
+
+@given(table=tables, weight=st.integers(0, PARTS))
+def test_a_weight_that_is_changed_moves_sessions_only_to_it_or_only_from_it(table: Table, weight: int) -> None:
+    """Of the others' sessions none comes back from it; between the others rounding moves one in thousands at most."""
+    changed = table.versions[0]
+    made = weighed(table, changed.name, weight)
+    if made is None:
+        return
+    grown = made.weights[changed.name] >= changed.weight
+    between = 0
+    for before, after in zip(versions_of(table), versions_of(made), strict=True):
+        if before != after:
+            between += changed.name not in (before, after)
+            assert (before if grown else after) != changed.name
+    assert between <= 3
