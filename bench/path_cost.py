@@ -17,7 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from sidecar.core.canary import Trial
 from sidecar.core.fleet import Fleet
+from sidecar.core.table import Plan, Step
 from sidecar.downstream.connection import ClientConnection
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.load import single
@@ -89,11 +91,15 @@ class _Connector:
     def cancel(self, sink: Sink) -> None: ...
 
 
-def _path(access: Access) -> tuple[ClientConnection, _Connector]:
+def _path(access: Access, trial: bool = False) -> tuple[ClientConnection, _Connector]:
     loop = asyncio.get_running_loop()
     store = PolicyStore(single(["http://127.0.0.1:8000", "http://127.0.0.1:8001"]))
     fleet = Fleet(random.random)
     fleet.apply(store.current, loop.time())
+    if trial:
+        for service in fleet.services.values():
+            service.trial = Trial("r1", 0, "v2", "v1", Plan("v1", (Step(500, 60.0, 500),)))
+            service.trial_since = 0.0
     logs = Logs(LineWriter(-1, limit_bytes=1 << 16), time.time, access=access)
     recorder = TelemetryRecorder(Metrics(), logs, time.time)
     connector = _Connector()
@@ -116,8 +122,8 @@ def _path(access: Access) -> tuple[ClientConnection, _Connector]:
     return client, connector
 
 
-def _requests(count: int, access: Access = "off") -> Callable[[], int]:
-    client, connector = _path(access)
+def _requests(count: int, access: Access = "off", trial: bool = False) -> Callable[[], int]:
+    client, connector = _path(access, trial)
     sessions = [HEAD % (b"session-%d" % number, len(BODY)) + BODY for number in range(64)]
 
     def run() -> int:
@@ -147,6 +153,7 @@ async def _measure(profile: bool) -> None:
     for name, make in (
         ("request", _requests),
         ("request, logged", partial(_requests, access="all")),
+        ("request, on trial", partial(_requests, trial=True)),
         ("chunk", _chunks),
     ):
         run = make(5000)
@@ -158,7 +165,7 @@ async def _measure(profile: bool) -> None:
             pstats.Stats(profiler).sort_stats("tottime").print_stats(32)
             continue
         best = min(_timed(run) for _ in range(15))
-        print(f"{name:16} {best:6.2f} us")
+        print(f"{name:17} {best:6.2f} us")
 
 
 def _timed(run: Callable[[], int]) -> float:
