@@ -74,6 +74,11 @@ class Process:
         return self._process.returncode is None
 
     @property
+    def maps(self) -> str:
+        """What is mapped into its memory: the libraries that it loaded."""
+        return Path(f"/proc/{self._process.pid}/maps").read_text()
+
+    @property
     def rss_bytes(self) -> int:
         """Resident memory, from /proc."""
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]

@@ -1,6 +1,7 @@
 """`sidecar run` as a process: starting, draining, reloading, every signal; and what `serving` raises and lets go."""
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -9,8 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from grpc import StatusCode
 
 from sidecar import installed, main
+from sidecar.control.pb.control_pb2 import Endpoint
 from sidecar.core.breaker import Transition
 from sidecar.core.fleet import Fleet
 from sidecar.main import serving
@@ -18,6 +21,7 @@ from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.load import single
 from sidecar.settings import Listen, Settings, UsageError
 from sidecar.telemetry.live import WATCHED
+from tests.control.client import put, stream
 from tests.harness import Message, connect, request
 from tests.processes import Sidecar, engine, process, sidecar
 
@@ -147,6 +151,34 @@ async def test_the_admins_word_drains_as_a_signal_does() -> None:
         assert await proxy.process.ended() == 0
 
 
+async def test_a_drain_sends_release_tools_elsewhere_at_once_and_says_nothing_of_it() -> None:
+    async with behind("--settle", "0", "--drain", "30s", "--control", "127.0.0.1:0", token_gap_s=0.1) as proxy:
+        port = int(str((await proxy.process.event("started"))["control"]).rpartition(":")[2])
+        async with stream(port) as tool, stream(port) as stuck, connect(proxy.port) as client:
+            for each in (tool, stuck):
+                assert await each.snapshot() == {}
+            ack = await tool.ack(put(1.0, "v1", "more", engine="vllm", endpoints=[Endpoint(url="http://127.0.0.1:1")]))
+            assert ack.table_version > 0
+            health = json.loads((await page(proxy, b"/healthz")).body)["parts"]["control"]["detail"]
+            assert health == f"127.0.0.1:{port}, 2 streams"
+            await client.send(ask())
+            await client.seen(b"t0 ")
+            proxy.process.send(signal.SIGTERM)
+            end = await tool.end()
+            assert (end.code, end.details) == (StatusCode.UNAVAILABLE, "draining")
+            assert tool.passed[-1].notice.kind == "draining"
+            assert (await client.response()).body.endswith(b"data: [DONE]\n\n")
+            assert await proxy.process.ended() == 0
+        assert [line for line in proxy.process.lines if not line.startswith("{")] == []
+
+
+async def test_who_has_no_use_for_grpc_does_not_load_it() -> None:
+    for flags, loaded in ((("--control", "off"), False), (("--control", "127.0.0.1:0"), True)):
+        async with behind(*flags) as proxy:
+            assert ((await proxy.process.event("started"))["control"] == "off") is not loaded
+            assert ("cygrpc" in proxy.process.maps) is loaded
+
+
 # --- the beginning ----------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +222,17 @@ async def test_an_admin_port_in_use_is_one_clear_line_and_exit_code_1() -> None:
         code, said = await failure("--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--admin", where)
     assert code == 1
     assert "Traceback" not in said and "in use" in said.splitlines()[-1]
+
+
+async def test_a_control_port_in_use_is_one_clear_line_and_exit_code_1() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said = await failure("--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--control", where)
+    assert code == 1
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith(f"sidecar run: cannot listen at {where} (--control): ")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from errno import EADDRINUSE
 from typing import Final
 
 # It would log handshakes that fail to stderr, as many as a stranger likes; what is of use is in our own log. And the
@@ -225,13 +224,13 @@ async def _bound(server: grpc.aio.Server, door: Door, credentials: grpc.ServerCr
                 trial.bind(address)
                 trial.listen(1)
     except OSError as exc:
-        raise OSError(exc.errno, f"cannot listen at {where} (--control): {exc.strerror or exc}") from exc
+        raise OSError(f"cannot listen at {where} (--control): {exc.strerror or exc}") from exc
     try:
         if credentials is None:
             return server.add_insecure_port(where)
         return server.add_secure_port(where, credentials)
     except RuntimeError as exc:
-        raise OSError(EADDRINUSE, f"cannot listen at {where} (--control)") from exc
+        raise OSError(f"cannot listen at {where} (--control): it was there a moment ago") from exc
 
 
 def _host(door: Door) -> str:
