@@ -18,6 +18,7 @@ from sidecar.control.writers import Caller
 from sidecar.core.desk import Event, Notice, TableView
 from sidecar.core.revise import Accepted, Code, Refused, Update
 from sidecar.core.table import PARTS, Margins, Phase, Plan, Rollout, Step, Target
+from sidecar.policy.schema import PlanStep
 
 PIECE_BYTES: Final = 1 << 20
 """Of a snapshot at most, with one table more: clients' default limit is 4 MiB a message, and a table is far below 3."""
@@ -39,6 +40,10 @@ PHASES: Final[dict[Phase, pb.Rollout.Phase]] = {
     "aborted": pb.Rollout.ABORTED,
     "superseded": pb.Rollout.SUPERSEDED,
 }
+
+
+_STEP: Final = PlanStep(weight=1.0)
+"""What a step says that does not say it, by whatever door a plan comes."""
 
 
 class Unusable(ValueError):
@@ -93,7 +98,8 @@ def _plan(message: pb.CanaryPlan) -> Plan:
         parts = round(share * PARTS)
         if share > 0 and parts == 0:
             raise Unusable(f"{where}.weight is less than {1 / PARTS:g}, the smallest share there is")
-        steps.append(Step(parts, _number(step.min_s, f"{where}.min_s"), step.min_samples))
+        min_s = _number(step.min_s, f"{where}.min_s") if step.HasField("min_s") else float(_STEP.min_s)
+        steps.append(Step(parts, min_s, step.min_samples if step.HasField("min_samples") else _STEP.min_samples))
     default = Plan("", ())
     return Plan(
         baseline=message.baseline,

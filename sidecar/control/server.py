@@ -42,7 +42,7 @@ METHOD: Final = "DescriptorStream"
 MESSAGE_BYTES: Final = 4 << 20
 """gRPC's own default, said: an update of 5,000 endpoints with long addresses has 1.5 MB."""
 CALLS: Final = 1_000
-"""A fleet's release tools and watchers are tens; each stream holds about 100 kB."""
+"""A fleet's release tools and watchers are tens; each, with a connection of its own, holds 50 kB."""
 PING_S: Final = 30
 """Cloud NATs forget a silent connection after 350 s at the earliest, meshes after an hour, some firewalls a minute."""
 PONG_S: Final = 10

@@ -79,12 +79,12 @@ def test_a_plan_has_defaults_for_what_it_does_not_say() -> None:
 def test_a_plan_that_says_all() -> None:
     message = pb.CanaryPlan(
         baseline="v1",
-        steps=[pb.CanaryPlan.Step(weight=0.00014, min_s=0.5, min_samples=1), pb.CanaryPlan.Step(weight=1)],
+        steps=[pb.CanaryPlan.Step(weight=0.00014, min_s=0, min_samples=1), pb.CanaryPlan.Step(weight=1)],
         false_alarm=0.05,
         min_ready=0,
         margins=pb.Margins(success=0, first_token=1, token_gap=2, errors=0.1, length=3, finish=1),
     )
-    steps = (Step(1, 0.5, 1), Step(10_000, 0.0, 0))
+    steps = (Step(1, 0.0, 1), Step(10_000, 60.0, 500))
     assert read(plan=message).plan == Plan("v1", steps, 0.05, Margins(0.0, 1.0, 2.0, 0.1, 3.0, 1.0), 0.0)
 
 
