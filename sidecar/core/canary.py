@@ -21,17 +21,22 @@ is looked at every second finds a fault in every canary. `core.wager` has what m
 5. An attempt that waited for its first token until it was given up is later than all that came: it counts by its rank,
    its deadline is no measured time.
 6. A block's baseline says what the next is compared by: what is usual is never learnt from what is judged by it.
+7. Sessions are sticky, so a canary has those that it has: a few that ask for long answers are no fault of its. How much
+   more alike the answers of a session are than those of all (`Claim.alike`: by groups of sessions, as few answers of
+   many groups are worth as many as there are groups) is measured in both arms, and evidence is as strong as that root
+   of the capital.
 """
 
 from math import ceil, log, sqrt
 from typing import Final
+from zlib import crc32
 
-from sidecar.core.table import Plan
-from sidecar.core.verdict import BUCKETS, CLASSES, MEASURES, Tally, Verdict
+from sidecar.core.table import PARTS, Plan
+from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS, MEASURES, MOST_KEYS, Tally, Verdict
 from sidecar.core.wager import Spread, Wager, winnings
 from sidecar.kernel.outcome import Ending, Result
 
-__all__ = ["Tally", "Trial", "Verdict"]
+__all__ = ["Tally", "Trial", "Verdict", "group_of"]
 
 OUTCOME: Final = 0
 FIRST_TOKEN: Final = 1
@@ -80,13 +85,19 @@ REMEMBERED: Final = 4000
 """Answers of a baseline, of a size and measure, before they are halved: what is usual follows the hours of a day."""
 STALE: Final = 1.1
 """How much more must be known before a quantile is looked for again."""
-SUSPECT: Final = 2.5
-"""Standard errors past its margin at which a single class keeps a canary from passing."""
+EASY: Final = 0.4
+"""How much more alike than others a session's answers may seem by chance (a standard error, of 32 groups)."""
+SUSPECT: Final = 1.0
+"""Standard errors past its margin at which a claim keeps a canary from passing: all answers together, ..."""
+SUSPECT_ALONE: Final = 2.5
+"""... and those of one of many classes."""
 
 _SUCCESS: Final = Result.SUCCESS
 _FAILURE: Final = Result.FAILURE
 _COMPLETE: Final = Ending.COMPLETE
-_ARM: Final = CLASSES * BUCKETS
+_BUCKET: Final = GROUPS
+_SIZE: Final = BUCKETS * _BUCKET
+_ARM: Final = CLASSES * _SIZE
 _MEASURE: Final = 2 * _ARM
 _CANARY: Final = _ARM
 _FIRST: Final = FIRST_TOKEN * _MEASURE
@@ -109,6 +120,7 @@ class Trial:
         "_canary",
         "_claims",
         "_failed",
+        "_group",
         "_in_block",
         "_judged",
         "_needed",
@@ -128,11 +140,12 @@ class Trial:
         self._canary = canary
         self._baseline = baseline
         self._seen: dict[int, int] = {}
+        self._group = 0
 
         steps = plan.steps
         min_ms = steps[step].min_s * 1000.0 if step < len(steps) else 0.0
         self._samples = steps[step].min_samples if step < len(steps) else 0
-        self._needed = max(1, len(steps)) / plan.false_alarm
+        self._needed = max(1, sum(each.weight < PARTS for each in steps)) / plan.false_alarm
         self._block_ms = max(LEAST_BLOCK_MS, min(BLOCK_MS, min_ms / BLOCKS))
         self._warm_ms = min(WARM_MS, WARM * min_ms)
         self._claims = _claims(plan)
@@ -158,46 +171,53 @@ class Trial:
         gap_s: float,
         tokens: int,
         finish: str,
+        group: int = -1,
     ) -> None:
         """An attempt ended. `size_bytes` of the body stands for the prompt; `gap_s` is the mean after the first token;
-        nan, 0 tokens and "" are what is not known. Attempts on other versions are ignored."""
+        nan, 0 tokens and "" are what is not known. `group` of its session; -1: it has none, and is like no other.
+        Attempts on other versions are ignored."""
         if version == self._canary:
             arm = _CANARY
         elif version == self._baseline:
             arm = 0
         else:
             return
+        if group < 0:
+            group = self._group = (self._group + 1) % GROUPS
         seen = self._seen
-        key = arm + min(CLASSES - 1, (size_bytes >> 9).bit_length()) * BUCKETS
+        key = arm + min(CLASSES - 1, (size_bytes >> 9).bit_length()) * _SIZE + group
         if result is _SUCCESS:
             seen[key] = seen.get(key, 0) + 1
         elif result is _FAILURE:
-            failed = key + FAILED.get(ending, OTHER_FAILURE)
+            failed = key + FAILED.get(ending, OTHER_FAILURE) * _BUCKET
             seen[failed] = seen.get(failed, 0) + 1
         if first_token_s == first_token_s:
-            first = key + _FIRST + _bucket(first_token_s / LEAST_FIRST_S)
+            first = key + _FIRST + _bucket(first_token_s / LEAST_FIRST_S) * _BUCKET
             seen[first] = seen.get(first, 0) + 1
         elif ending in _WAITED:
-            first = key + _FIRST + _LAST
+            first = key + _FIRST + _LAST * _BUCKET
             seen[first] = seen.get(first, 0) + 1
         if gap_s == gap_s:
-            gap = key + _GAP + _bucket(gap_s / LEAST_GAP_S)
+            gap = key + _GAP + _bucket(gap_s / LEAST_GAP_S) * _BUCKET
             seen[gap] = seen.get(gap, 0) + 1
         if ending is _COMPLETE:
             if tokens > 0:
-                length = key + _LENGTH + min(_LAST, int(log(tokens) * LENGTH_PER_LN))
+                length = key + _LENGTH + min(_LAST, int(log(tokens) * LENGTH_PER_LN)) * _BUCKET
                 seen[length] = seen.get(length, 0) + 1
             if finish:
-                ended = key + _FINISH + FINISHES.get(finish, OTHER_FINISH)
+                ended = key + _FINISH + FINISHES.get(finish, OTHER_FINISH) * _BUCKET
                 seen[ended] = seen.get(ended, 0) + 1
 
     def take(self) -> Tally | None:
         """What was observed since the last call; None: nothing."""
         if not self._seen:
             return None
-        tally = Tally(self.rollout, self.step, self._seen)
-        self._seen = {}
-        return tally
+        seen, rest = self._seen, {}
+        if len(seen) > MOST_KEYS:
+            kept = list(seen.items())
+            seen, rest = dict(kept[:MOST_KEYS]), dict(kept[MOST_KEYS:])
+        self._seen = rest
+        return Tally(self.rollout, self.step, seen)
 
     # Judging: what the log says.
 
@@ -263,7 +283,7 @@ class Trial:
             return
         if capital >= self._needed:
             self._failed = f"{first.told(first.richest())} (odds of {capital:,.0f} to 1 against chance)"
-        elif capital >= 1.0:
+        elif capital * capital >= self._needed:
             self._suspect = first.told(first.richest())
         else:
             for claim in self._claims:
@@ -285,6 +305,7 @@ class Claim:
     __slots__ = (
         "_each",
         "_excess",
+        "_groups",
         "_seen",
         "_spread",
         "_variance",
@@ -328,6 +349,7 @@ class Claim:
         self._whole = Wager()
         self._each = [Wager() for _ in range(CLASSES)] if measure < LENGTH else []
         self._spread = Spread()
+        self._groups = [[0] * (2 * GROUPS), [0] * (2 * GROUPS)]
         self._seen = [[0, 0, 0, 0] for _ in range(CLASSES)]
         self._excess = [0.0] * CLASSES
         self._variance = [0.0] * CLASSES
@@ -346,8 +368,9 @@ class Claim:
                 continue
             edge = past.edge(place, self.tail, self.side) if self.tail else 0
             share = self._share(past, place, edge)
-            n_base, bad_base = self._count(base, edge, 0)
-            n_canary, bad_canary = self._count(canary, edge, self.shift * self.side)
+            n_base, bad_base = self._count(base, edge, self._groups[0] if play else None)
+            moved = edge + self.shift * self.side
+            n_canary, bad_canary = self._count(canary, moved, self._groups[1] if play else None)
             over = bad_canary - n_canary * (bad_base / n_base + self.margin)
             p_base = (bad_base + 0.5) / (n_base + 1.0)
             p_canary = (bad_canary + 0.5) / (n_canary + 1.0)
@@ -375,13 +398,23 @@ class Claim:
                 self._whole.play(all_won, spread)
 
     def worth(self) -> float:
-        """The capital of its wagers, of all the money there was for all claims."""
+        """What the capital of its wagers is as evidence, of all the money there was for all claims."""
+        root = 1.0 / self.alike()
+        whole: float = self._whole.capital**root
         if not self._each:
-            return self.weight * self._whole.capital
+            return self.weight * whole
         each = 0.0
         for wager in self._each:
-            each += wager.capital
-        return self.weight * 0.5 * (self._whole.capital + each / CLASSES)
+            each += wager.capital**root
+        return self.weight * 0.5 * (whole + each / CLASSES)
+
+    def alike(self) -> float:
+        """How many answers of a session say as much as one that stands for itself; from 1.
+
+        The variance of the groups' bad answers by what it would be of independent ones. Both arms' sessions are as
+        large, so the arm where it is larger says it for both: a canary may have too few sessions to tell.
+        """
+        return max(1.0, _alike(self._groups[0]) - EASY, _alike(self._groups[1]) - EASY)
 
     def richest(self) -> int:
         """The class of prompts that says most; -1: all together."""
@@ -392,13 +425,13 @@ class Claim:
         return best
 
     def beyond(self) -> str:
-        """What keeps it from passing: all answers together lie past the margin, or those of a class clearly do."""
-        if sum(self._excess) > 0.0:
+        """What keeps it from passing: all answers together lie past the margin, or those of a class far past it."""
+        spread = self._spread.factor * self.alike()
+        if sum(self._excess) > SUSPECT * sqrt(sum(self._variance) * spread):
             return self.told(-1)
         if self._each:
-            spread = self._spread.factor
             for size in range(CLASSES):
-                if self._excess[size] > SUSPECT * sqrt(self._variance[size] * spread):
+                if self._excess[size] > SUSPECT_ALONE * sqrt(self._variance[size] * spread):
                     return self.told(size)
         return ""
 
@@ -431,24 +464,33 @@ class Claim:
             bad = past.between(place, 0, edge)
         return (bad + 0.1) / (past.known(place) + 0.2)
 
-    def _count(self, answers: list[tuple[int, int]], edge: int, shift: int) -> tuple[int, int]:
-        """All, and the bad ones."""
+    def _count(self, answers: list[tuple[int, int]], edge: int, groups: list[int] | None) -> tuple[int, int]:
+        """All, and the bad ones; by groups as well, if they are to be: all of each, then the bad of each."""
         if not self.tail:
             low, high = self.low, self.high
         elif self.side > 0:
-            low, high = edge + shift, BUCKETS
+            low, high = edge, BUCKETS
         else:
-            low, high = 0, edge + shift
+            low, high = 0, edge
         count = bad = 0
-        for bucket, number in answers:
+        for place, number in answers:
             count += number
-            if low <= bucket < high:
+            found = low <= place // GROUPS < high
+            if found:
                 bad += number
+            if groups is not None:
+                group = place % GROUPS
+                groups[group] += number
+                if found:
+                    groups[GROUPS + group] += number
         return count, bad
 
 
 class _Block:
-    """A block's answers: (bucket, number) by measure and class of size; lengths and finish reasons are of one class."""
+    """A block's answers: (bucket * GROUPS + group, number) by measure and class of size.
+
+    Lengths and finish reasons are of one class.
+    """
 
     __slots__ = ("base", "canary")
 
@@ -456,14 +498,14 @@ class _Block:
         self.base: dict[int, list[tuple[int, int]]] = {}
         self.canary: dict[int, list[tuple[int, int]]] = {}
         for key, number in counts.items():
-            place = key // BUCKETS
+            place = key // _SIZE
             measure, rest = place // (2 * CLASSES), place % (2 * CLASSES)
             arm = self.canary if rest >= CLASSES else self.base
             size = rest % CLASSES if measure < LENGTH else 0
             at = measure * CLASSES + size
             if at not in arm:
                 arm[at] = []
-            arm[at].append((key % BUCKETS, number))
+            arm[at].append((key % _SIZE, number))
 
 
 class _Past:
@@ -508,11 +550,36 @@ class _Past:
         for place, answers in block.base.items():
             buckets = self._buckets[place]
             for bucket, number in answers:
-                buckets[bucket] += number
+                buckets[bucket // GROUPS] += number
                 self._known[place] += number
             while self._known[place] > REMEMBERED:
                 buckets[:] = [number // 2 for number in buckets]
                 self._known[place] = sum(buckets)
+
+
+def group_of(session: str) -> int:
+    """Of a session's id: the same on every sidecar."""
+    return crc32(session.encode("utf-8", "surrogatepass")) % GROUPS
+
+
+def _alike(groups: list[int]) -> float:
+    """By how much the shares of bad answers of groups vary more than independent answers would; 0: not known."""
+    count = bad = 0
+    squares = 0.0
+    for group in range(GROUPS):
+        count += groups[group]
+        bad += groups[GROUPS + group]
+        squares += groups[group] * groups[group]
+    if not 0 < bad < count:
+        return 0.0
+    share = bad / count
+    apart = 0.0
+    for group in range(GROUPS):
+        off = groups[GROUPS + group] - groups[group] * share
+        apart += off * off
+    # As many groups as there would be, were they equally large; one is what the mean takes.
+    equal = count * count / squares
+    return apart / (count * share * (1.0 - share)) * (equal / (equal - 1.0) if equal > 1.5 else 1.0)
 
 
 def _claims(plan: Plan) -> list[Claim]:

@@ -12,9 +12,11 @@ MEASURES: Final = 5
 CLASSES: Final = 12
 """Of prompts, by the bytes of their request: below 512, then each twice the one before, the last from 512 KiB."""
 BUCKETS: Final = 256
-KEYS: Final = MEASURES * 2 * CLASSES * BUCKETS
+GROUPS: Final = 32
+"""Of sessions, by a hash."""
+KEYS: Final = MEASURES * 2 * CLASSES * BUCKETS * GROUPS
 MOST_KEYS: Final = 8192
-"""Of one tally. A thousand answers a second of all sizes have two thousand."""
+"""Of one tally: a second of two thousand answers. What is more goes with the next."""
 MOST_COUNTED: Final = 1_000_000
 """Of anything in one tally: more is no count of ours."""
 MOST_ID: Final = 256
@@ -23,9 +25,9 @@ MOST_ID: Final = 256
 class Tally(msgspec.Struct, array_like=True, frozen=True):
     """What one sidecar saw of a rollout's step since it last told.
 
-    `counts`: how many answers by ((measure * 2 + arm) * CLASSES + size class) * BUCKETS + bucket, arm 0 the baseline
-    and 1 the canary. Tallies add up by adding counts. The numbers never change their meaning: a later release that
-    counts otherwise counts under new measures.
+    `counts`: how many answers by (((measure * 2 + arm) * CLASSES + size class) * BUCKETS + bucket) * GROUPS + group,
+    arm 0 the baseline and 1 the canary. Tallies add up by adding counts. The numbers never change their meaning: a
+    later release that counts otherwise counts under new measures.
     """
 
     rollout: str

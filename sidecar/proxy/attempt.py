@@ -19,7 +19,7 @@ from enum import Enum
 from math import inf, nan
 from typing import Final, Protocol
 
-from sidecar.core.canary import Trial
+from sidecar.core.canary import Trial, group_of
 from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, ending_of_stream, retry_after_s
 from sidecar.core.detector import Expectation
 from sidecar.core.fleet import Node, Times
@@ -550,7 +550,7 @@ class Attempt:
             copy=copy,
         )
 
-    def observe(self, trial: Trial, result: Result) -> None:
+    def observe(self, trial: Trial, result: Result, session: str | None) -> None:
         """Tell a rollout's trial how it went, once `ending` is set. What a slow client held up says nothing of time."""
         ending, reader, usage = self.ending, self.reader, self.usage
         assert ending is not None
@@ -574,6 +574,7 @@ class Attempt:
             gap_s,
             tokens,
             self.finish_reason or "",
+            group_of(session) if session is not None else -1,
         )
 
     def retry_after_s(self, now_wall: float) -> float | None:

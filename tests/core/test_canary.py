@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 
-from sidecar.core.canary import FAILED, IN_STREAM, OTHER_FAILURE, Tally, Trial, Verdict
+from sidecar.core.canary import FAILED, IN_STREAM, OTHER_FAILURE, Tally, Trial, Verdict, group_of
 from sidecar.core.table import Margins, Plan, Step
-from sidecar.core.verdict import BUCKETS
+from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS, MOST_KEYS
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 
 PLAN = Plan("v1", (Step(500, 300.0, 500), Step(5000, 300.0, 1000)))
 WARM_S = 90
+MEASURE = 2 * CLASSES * BUCKETS * GROUPS
 
 
 def trial(plan: Plan = PLAN, step: int = 0) -> Trial:
@@ -34,8 +35,9 @@ def see(
     gap_s: float = 0.02,
     tokens: int = 40,
     finish: str = "stop",
+    group: int = 0,
 ) -> None:
-    made.observe(version, size, ending, DOCTRINE[ending].node, first_s, gap_s, tokens, finish)
+    made.observe(version, size, ending, DOCTRINE[ending].node, first_s, gap_s, tokens, finish, group)
 
 
 class Traffic:
@@ -80,6 +82,7 @@ class Traffic:
                     0.02 * exp(0.1 * chance.gauss(0, 1)) * (gap if bad else 1.0),
                     1 + int(40 * exp(0.7 * chance.gauss(0, 1)) * (length if bad else 1.0)),
                     finish if bad and chance.random() < 0.2 else "stop",
+                    -1,
                 )
             self.now_ms += 1000
             tally = self.made.take()
@@ -108,7 +111,7 @@ def test_what_ended_counts_by_the_doctrine(ending: Ending) -> None:
     made = trial()
     see(made, "v1", 100, ending, nan, nan, 0, "")
     tally = made.take()
-    outcomes = {} if tally is None else {key: n for key, n in tally.counts.items() if key < BUCKETS}
+    outcomes = {} if tally is None else {key // GROUPS: n for key, n in tally.counts.items() if key < BUCKETS * GROUPS}
     match DOCTRINE[ending].node:
         case Result.SUCCESS:
             assert outcomes == {0: 1}
@@ -120,8 +123,8 @@ def test_what_ended_counts_by_the_doctrine(ending: Ending) -> None:
 
 def test_a_failure_that_is_not_known_counts_as_one() -> None:
     made = trial()
-    made.observe("v1", 100, Ending.CLIENT_LEFT, Result.FAILURE, nan, nan, 0, "")
-    assert counted(made) == {OTHER_FAILURE: 1}
+    made.observe("v1", 100, Ending.CLIENT_LEFT, Result.FAILURE, nan, nan, 0, "", 5)
+    assert counted(made) == {OTHER_FAILURE * GROUPS + 5: 1}
     assert all(number < OTHER_FAILURE for number in IN_STREAM.values()), "a claim is about a range of them"
     assert len(set(FAILED.values())) == len(FAILED)
 
@@ -131,7 +134,7 @@ def test_who_waited_in_vain_is_later_than_all(ending: Ending) -> None:
     waited, measured = trial(), trial()
     see(waited, ending=ending, first_s=nan, gap_s=nan)
     see(measured, ending=Ending.CLIENT_LEFT, first_s=1e9, gap_s=nan)
-    assert [key for key in counted(waited) if key > 6143] == [*counted(measured)]
+    assert [key for key in counted(waited) if key >= MEASURE] == [*counted(measured)]
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, inf, 1e-300, 1e300])
@@ -146,7 +149,27 @@ def test_lengths_and_reasons_are_of_whole_answers_alone() -> None:
     made = trial()
     see(made, ending=Ending.TRUNCATED)
     see(made, ending=Ending.CLIENT_LEFT)
-    assert max(counted(made)) < 3 * 2 * 12 * BUCKETS
+    assert max(counted(made)) < 3 * MEASURE
+
+
+def test_what_is_in_no_session_is_like_no_other_and_sessions_have_groups() -> None:
+    made = trial()
+    for _ in range(GROUPS):
+        see(made, ending=Ending.TRUNCATED, first_s=nan, gap_s=nan, group=-1)
+    assert len(counted(made)) == GROUPS
+    groups = {group_of(f"user-{number}") for number in range(1000)}
+    assert groups == set(range(GROUPS))
+    assert group_of("user-1") == 20 and group_of("\udcff") == group_of("\udcff"), "the same on every machine"
+
+
+def test_what_is_more_than_a_tally_holds_goes_with_the_next() -> None:
+    made, seen = trial(), 0
+    for number in range(3 * MOST_KEYS):
+        see(made, first_s=1e-3 * 1.0003**number, gap_s=nan, group=number % GROUPS)
+    while (tally := made.take()) is not None:
+        assert tally.valid()
+        seen += sum(tally.counts.values())
+    assert seen == 4 * 3 * MOST_KEYS
 
 
 # Adding up
@@ -243,11 +266,29 @@ def test_what_comes_over_both_is_no_evidence() -> None:
 
 def test_what_is_past_its_margin_and_not_yet_proven_is_unclear() -> None:
     plan = Plan("v1", (Step(500, 300.0, 100),), margins=Margins(success=0.0))
-    made = trial(plan)
-    traffic = Traffic(made, share=0.05)
-    verdict = traffic.run(110, failing=0.02)
+    verdict = Traffic(trial(plan), share=0.05).run(110, failing=0.03)
     assert verdict.word == "unclear"
     assert "not enough to tell" in verdict.evidence and "answers failed" in verdict.evidence
+
+
+def test_few_sessions_are_another_few() -> None:
+    """Four sessions on the canary that ask for long answers; twenty on the baseline, half of which do."""
+    words = []
+    for together in (True, False):
+        made, chance = trial(), Random(7)
+        for second in range(400):
+            for _ in range(30):
+                canary = chance.random() < 0.2
+                session = chance.randrange(4) if canary else 4 + chance.randrange(20)
+                long = canary or session % 2 == 0
+                length = int(40 * exp(0.3 * chance.gauss(0, 1)) * (3.0 if long else 1.0))
+                see(made, "v2" if canary else "v1", tokens=length, group=session if together else -1)
+            tally = made.take()
+            assert tally is not None
+            made.add(tally, second * 1000)
+        words.append(made.verdict().word)
+    assert words[0] != "fail"
+    assert words[1] == "fail", "of as many answers of as many sessions it would be another length"
 
 
 def test_without_a_baseline_nothing_can_be_told() -> None:

@@ -17,9 +17,10 @@ from sidecar.core.canary import (
     LENGTH_PER_LN,
     PER_LN,
     Trial,
+    group_of,
 )
 from sidecar.core.table import Plan, Step
-from sidecar.core.verdict import BUCKETS, CLASSES
+from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS
 from sidecar.policy.schema import Endpoint, Retry
 from tests.proxy.bench import Bench, chat, get, service
 from tests.proxy.fakes import JSON, FakeLink, head_of
@@ -53,7 +54,7 @@ class Observed:
         tally = self.trial.take()
         found: Counter[tuple[int, int, int]] = Counter()
         for key, count in ({} if tally is None else tally.counts).items():
-            rest, bucket = divmod(key, BUCKETS)
+            rest, bucket = divmod(key // GROUPS, BUCKETS)
             measure, arm = divmod(rest // CLASSES, 2)
             found[measure, arm, bucket] += count
         return found
@@ -93,6 +94,15 @@ def test_whole_stream_tells_all_of_itself() -> None:
         (FINISH, V2, FINISHES["stop"]): 1,
     }
     assert not seen.told(), "it was told twice"
+
+
+def test_answers_of_a_session_are_told_as_of_its_group() -> None:
+    seen = Observed("v2")
+    seen.bench.begin(chat(session="user-1"))
+    seen.bench.clock.advance(0.3)
+    seen.stream(ROLE + token(1), token(2) + STOP + DONE)
+    tally = seen.trial.take()
+    assert tally is not None and {key % GROUPS for key in tally.counts} == {group_of("user-1")}
 
 
 def test_engines_own_count_of_tokens_goes_before_events() -> None:
