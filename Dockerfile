@@ -27,10 +27,11 @@ COPY --from=build /opt/sidecar /opt/sidecar
 ENV PATH=/opt/sidecar/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     SIDECAR_LISTEN=:9400 \
-    SIDECAR_ADMIN=:9401
+    SIDECAR_ADMIN=:9401 \
+    SIDECAR_CONTROL=:9402
 # A number, so that runAsNonRoot can be checked; not 1337, whose traffic Istio does not redirect.
 USER 10001:10001
-EXPOSE 9400 9401
+EXPOSE 9400 9401 9402
 STOPSIGNAL SIGTERM
 # Liveness, not readiness: while every breaker is open a sidecar is not ready, and restarting it would forget why.
 # Set another one where SIDECAR_ADMIN is `off` or a unix socket.

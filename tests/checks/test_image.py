@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sidecar.settings import DEFAULT_ADMIN, DEFAULT_LISTEN
+from sidecar.settings import DEFAULT_ADMIN, DEFAULT_CONTROL, DEFAULT_LISTEN
 from tests.checks.drift import ROOT
 
 TEXT = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.M)
@@ -34,7 +34,8 @@ def test_user_is_a_number_and_not_root_nor_istios() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "default"), [("SIDECAR_LISTEN", DEFAULT_LISTEN), ("SIDECAR_ADMIN", DEFAULT_ADMIN)]
+    ("variable", "default"),
+    [("SIDECAR_LISTEN", DEFAULT_LISTEN), ("SIDECAR_ADMIN", DEFAULT_ADMIN), ("SIDECAR_CONTROL", DEFAULT_CONTROL)],
 )
 def test_it_listens_on_every_interface_at_the_usual_ports(variable: str, default: str) -> None:
     port = default.rpartition(":")[2]
