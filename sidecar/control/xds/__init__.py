@@ -1,0 +1,1 @@
+"""xDS: the routing tables, said to Envoys as clusters, endpoints, listeners and routes (docs/xds.md)."""
