@@ -8,7 +8,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -189,20 +189,29 @@ def nack(message: pb.DescriptorUpdate, number: int, refused: Refused) -> bytes:
     return pb.DescriptorEvent(nack=said).SerializeToString()
 
 
-def snapshot(views: Iterable[TableView]) -> Iterator[bytes]:
-    """The tables in pieces, the last one marked; at least one."""
-    piece = pb.Snapshot()
-    size = 0
-    for view in views:
-        if size >= PIECE_BYTES:
-            yield pb.DescriptorEvent(snapshot=piece).SerializeToString()
-            piece = pb.Snapshot()
-            size = 0
+class Pieces:
+    """A snapshot in the making: tables go in, and pieces come out as they are full."""
+
+    def __init__(self) -> None:
+        self._piece = pb.Snapshot()
+        self._size = 0
+
+    def add(self, view: TableView) -> bytes | None:
+        """A piece that is full without it, or None."""
+        full = None
+        if self._size >= PIECE_BYTES:
+            full = pb.DescriptorEvent(snapshot=self._piece).SerializeToString()
+            self._piece = pb.Snapshot()
+            self._size = 0
         table = _table(view)
-        size += table.ByteSize()
-        piece.tables.append(table)
-    piece.complete = True
-    yield pb.DescriptorEvent(snapshot=piece).SerializeToString()
+        self._size += table.ByteSize()
+        self._piece.tables.append(table)
+        return full
+
+    def last(self) -> bytes:
+        """The last piece, marked; perhaps with nothing in it."""
+        self._piece.complete = True
+        return pb.DescriptorEvent(snapshot=self._piece).SerializeToString()
 
 
 class Encoder:

@@ -6,22 +6,23 @@ On callables that read and write messages, so that it can be held against script
    a client that does not read its answers sends no more, and nothing piles up here.
 2. Events begin with a snapshot, `FIRST_S` after the stream at the latest: what the client says by then may narrow what
    it hears. A change of mind, or events that fell out because the client read too slowly, bring a snapshot anew.
-3. Of one service, tables are told in the order of their versions. What an update changes comes as an event after the
-   snapshot, since an update begins when the snapshot before it was taken; its answer comes before or after that event.
+3. Of one service, tables are told in the order of their versions. What an update changes comes as an event, also where
+   the snapshot has it already, since an update begins when the events after the snapshot are kept; its answer comes
+   before or after that event.
 4. A client that has said its last hears on until it cancels, unless it wanted answers only: then the stream ends.
 5. A sidecar that drains answers the update under way, tells a last notice, and ends the stream.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from sidecar.control import convert
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.writers import Caller, Writers
-from sidecar.core.desk import Desk, Event, Feed, Notice
+from sidecar.core.desk import Desk, Event, Feed, Notice, TableView
 from sidecar.core.revise import Accepted, Refused
 
 FIRST_S: Final = 0.05
@@ -34,6 +35,17 @@ LAST_S: Final = 0.2
 
 Say = Callable[..., None]
 """`say(level, event, **fields)`: a line in the log."""
+
+
+class Source(Desk, Protocol):
+    """The desk, as it is asked for one table at a time: there may be thousands, and reading one may take a while."""
+
+    def tabled(self) -> list[str]:
+        """Every service that has a table, in the order of `tables`."""
+
+    def standing(self, service: str) -> TableView | None:
+        """Its table as it stands; None: it has none."""
+
 
 DRAINING: Final = Notice("", "draining", "the sidecar stops; another one has the same tables")
 
@@ -56,9 +68,8 @@ class Wish(msgspec.Struct, frozen=True):
     services: frozenset[str] = frozenset()
     answers_only: bool = False
 
-    def wants(self, event: Event) -> bool:
-        """Whether it is about one of them, or about none."""
-        service = event.service if isinstance(event, Notice) else event.table.service
+    def wants(self, service: str) -> bool:
+        """Whether a client with this wish hears of a service; "": of what is about none."""
         return not self.services or not service or service in self.services
 
 
@@ -68,7 +79,7 @@ class Stream:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: Source,
         writers: Writers,
         caller: Caller,
         encoder: convert.Encoder,
@@ -89,7 +100,7 @@ class Stream:
         self._writing = asyncio.Lock()
         self._wish = Wish()
         self._wished = asyncio.Event()
-        self._settled = asyncio.Event()  # the wish is in force: what changes from now on is told
+        self._settled = asyncio.Event()  # the wish is in force: what changes from now on is an event
         self._patience: asyncio.Timeout | None = None
         self._draining = asyncio.Event()
         self._answering = False
@@ -186,7 +197,8 @@ class Stream:
 
     def _version(self, service: str) -> int:
         """The version of the table that stands; 0 if there is none."""
-        return next((view.version for view in self._desk.tables() if view.table.service == service), 0)
+        view = self._desk.standing(service)
+        return 0 if view is None else view.version
 
     # What the client is told.
 
@@ -211,22 +223,44 @@ class Stream:
 
     async def _follow(self, feed: Feed, wish: Wish) -> None:
         """A snapshot and what comes after it, until the client wishes otherwise or has missed some of it."""
-        # In the turn of the subscription: nothing is missed, and nothing told twice.
-        views = [view for view in self._desk.tables() if wish.wants(view)]
+        # In the turn of the subscription: what comes later is in the feed.
+        names = [name for name in self._desk.tabled() if wish.wants(name)]
         self._settled.set()
-        for piece in convert.snapshot(views):
-            await self._send(piece)
-            await asyncio.sleep(0)  # a write need not wait, and a piece takes milliseconds to make
-            if self._wish is not wish:
-                return
+        told = await self._snapshot(names, wish)
         while self._wish is wish:
             events = await self._news(feed)
             if feed.lagged:
                 self._counts.lagged += 1
                 return
             for event in events:
-                if wish.wants(event):
+                if self._is_news(event, wish, told):
                     await self._send(self._encoder.event(event))
+
+    async def _snapshot(self, names: list[str], wish: Wish) -> dict[str, int]:
+        """Tells tables, each as it stands when its turn comes; their versions. Ends early when the client wishes
+        otherwise."""
+        told: dict[str, int] = {}
+        pieces = convert.Pieces()
+        for name in names:
+            view = self._desk.standing(name)
+            if view is None:
+                continue
+            told[name] = view.version
+            piece = pieces.add(view)
+            if piece is not None:
+                await self._send(piece)
+            await asyncio.sleep(0)  # a long table takes a millisecond to read and encode, and a write need not wait
+            if self._wish is not wish:
+                return told
+        await self._send(pieces.last())
+        return told
+
+    def _is_news(self, event: Event, wish: Wish, told: dict[str, int]) -> bool:
+        """Whether the client wants it, and was not told a later table in the snapshot."""
+        if isinstance(event, Notice):
+            return wish.wants(event.service)
+        service = event.table.service
+        return wish.wants(service) and event.version >= told.get(service, 0)
 
     async def _news(self, feed: Feed) -> list[Event]:
         """What came; nothing once the client wishes otherwise."""

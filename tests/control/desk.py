@@ -43,7 +43,7 @@ class FakeFeed:
 
 
 class FakeDesk:
-    """`core.desk.Desk`. While `gate` is clear no update is done; `submitted` has all that were begun."""
+    """`control.stream.Source`. While `gate` is clear no update is done; `submitted` has all that were begun."""
 
     def __init__(self, *files: Service, limit: int = 64) -> None:
         self._files = {service.name: service for service in files or (FILE,)}
@@ -58,6 +58,12 @@ class FakeDesk:
 
     def tables(self) -> list[TableView]:
         return [self._views[name] for name in sorted(self._views)]
+
+    def tabled(self) -> list[str]:
+        return sorted(self._views)
+
+    def standing(self, service: str) -> TableView | None:
+        return self._views.get(service)
 
     def effective(self) -> list[Service]:
         return [

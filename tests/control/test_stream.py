@@ -11,7 +11,6 @@ from sidecar.control.convert import Encoder
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.stream import Counts, Stream, Wish
 from sidecar.control.writers import Caller, Writers
-from sidecar.core.desk import Notice, TableView
 from sidecar.core.table import Table, Version
 from tests.control.client import Line, put
 from tests.control.desk import FakeDesk
@@ -170,6 +169,27 @@ async def test_what_falls_out_while_a_snapshot_is_told_is_told_anew() -> None:
         await script.hears("snapshot", "snapshot", "table")
 
 
+async def test_what_a_snapshot_already_had_is_not_taken_back() -> None:
+    desk = FakeDesk()
+    for number in range(8):
+        desk.put(Table(f"s-{number}", (Version("v1", 10_000, signature={"a": "x" * 900_000}),)), "me", "update")
+    script = Script(desk)
+    async with running(script):
+        script.reads.clear()
+        script.subscribe()
+        await eventually(lambda: script.writing == 1, "the first piece")
+        for weight in (1, 2):
+            desk.put(Table("s-7", (Version("v1", weight),)), "me", "update")
+        desk.put(Table("s-0"), "me", "update")
+        script.reads.set()
+        await eventually(lambda: script.kinds().count("table") == 2, "both events")
+    snapshots = [event.snapshot for event in script.told if event.HasField("snapshot")]
+    tables = [table for piece in snapshots for table in piece.tables]
+    assert [table.table_version for table in tables] == [1] * 7 + [3]
+    events = [event.table for event in script.told if event.HasField("table")]
+    assert [(table.service_name, table.table_version) for table in events] == [("s-7", 3), ("s-0", 2)]
+
+
 async def test_only_who_may_writes_and_the_log_says_so_once() -> None:
     script = Script(FakeDesk(), Caller("10.0.0.9"))
     async with running(script):
@@ -272,8 +292,5 @@ async def test_wherever_it_is_cancelled_nothing_is_held(turns: int) -> None:
 
 
 def test_a_wish_wants_its_services_and_what_is_about_none() -> None:
-    view, notice = TableView(Table("a"), 1, 0, "", ""), Notice("a", "", "")
-    assert Wish().wants(view) and Wish().wants(notice)
-    assert Wish(frozenset({"a"})).wants(view) and Wish(frozenset({"a"})).wants(notice)
-    assert not Wish(frozenset({"b"})).wants(view) and not Wish(frozenset({"b"})).wants(notice)
-    assert Wish(frozenset({"b"})).wants(Notice("", "draining", ""))
+    assert Wish().wants("a") and Wish(frozenset({"a"})).wants("a") and Wish(frozenset({"b"})).wants("")
+    assert not Wish(frozenset({"b"})).wants("a")
