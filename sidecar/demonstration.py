@@ -38,7 +38,8 @@ async def _demonstrate(settings: Settings, fault: str | None, canary: bool) -> N
             admin = None
             if settings.admin is not None and not settings.admin.path:
                 admin = str(msgspec.structs.replace(settings.admin, port=running.admin_port or 0))
-            print(show.banner(str(listen), admin, engines), flush=True)
+            control = running.control.address if running.control is not None else None
+            print(show.banner(str(listen), admin, engines, control), flush=True)
 
             def states() -> dict[str, str]:
                 return {view.key: view.state.value for view in running.fleet.views(running.now())}

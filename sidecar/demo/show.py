@@ -76,8 +76,8 @@ def versions_of(upstreams: Sequence[Engine]) -> list[str]:
     return [CANARY if 0 < at == len(upstreams) - 1 else STABLE for at in range(len(upstreams))]
 
 
-def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine]) -> str:
-    """What to try, as text to paste. `proxy` and `admin` are `host:port`; `admin` None where it is off."""
+def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine], control: str | None = None) -> str:
+    """What to try, as text to paste. The addresses are `host:port`; `admin` and `control` None where they are off."""
     first = upstreams[0]
     ask = '{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'
     lines = [
@@ -106,6 +106,8 @@ def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine]) -> str:
             f"  sidecar routes list --admin {admin}",
             f"  sidecar routes set {MODEL} {CANARY} --weight 0 --admin {admin}",
         ]
+    if control is not None:
+        lines.append(f"Release tools say the same by gRPC: grpcurl -plaintext {control} list")
     lines += [
         "Or watch it happen: sidecar demo --fault stall, or --canary, or --canary --fault slow. Ctrl-C ends.",
     ]

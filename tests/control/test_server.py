@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sidecar.control.pb import control_pb2 as pb
-from sidecar.control.server import MESSAGE_BYTES, SERVICE, Control
+from sidecar.control.server import MESSAGE_BYTES, SERVICE, STOP_S, Control
 from sidecar.core.desk import Notice
 from sidecar.core.table import Table, Version
 from tests.certificates import Certificates
@@ -549,6 +549,20 @@ async def test_health_says_that_we_serve() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as told:
             await health(made, "nobody")
         assert told.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_who_watches_health_is_told_of_the_drain_and_holds_no_end() -> None:
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as clients:
+        async with served(FakeDesk()) as control:
+            made = await clients.enter_async_context(channel(control.port))
+            watched = health_pb2_grpc.HealthStub(made).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+            assert (await watched.read()).status == SERVING
+            control.drain()
+            assert (await watched.read()).status == NOT_SERVING
+            began = loop.time()
+        assert loop.time() - began < STOP_S + 0.5
+        assert await watched.code() is not grpc.StatusCode.OK
 
 
 async def test_reflection_tells_the_protocol() -> None:

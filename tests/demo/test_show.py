@@ -55,6 +55,8 @@ async def test_banner_names_addresses_and_every_fault() -> None:
         for word in ("http://127.0.0.1:9400/v1/chat/completions", "http://127.0.0.1:9401/breakers", *Kind):
             assert word in text
         assert "/breakers" not in show.banner("127.0.0.1:9400", None, engines)
+        assert "grpcurl" not in text
+        assert "grpcurl -plaintext c:1 list" in show.banner("127.0.0.1:9400", None, engines, "c:1")
 
 
 @pytest.fixture(autouse=True)
