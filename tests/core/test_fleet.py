@@ -36,6 +36,7 @@ from sidecar.policy.schema import (
     SessionBreaker,
     Snapshot,
     Source,
+    ZoneDecay,
 )
 from sidecar.wire.headers import PASSED, Line
 from tests.core.build import RULE, fleet_of, permitted, record, service_of, snapshot_of, trip
@@ -696,3 +697,35 @@ def test_what_nobody_takes_is_bounded() -> None:
         session = service.session(SessionId(f"s-{number}"), 0.0)
         service.record_session(session, FRESH, Result.FAILURE, 0.0)
     assert len(service.take_counted()) == MAX_COUNTED
+
+
+def test_zones_that_are_turned_down_hold_for_endpoints_that_come_and_over_a_reload() -> None:
+    def policy(count: int, zone_decay: ZoneDecay | None) -> Service:
+        endpoints = tuple(Endpoint(url=f"http://z{number}:80", zone="ab"[number % 2]) for number in range(count))
+        return Service(name="chat", endpoints=(*endpoints, Endpoint(url="http://none:80")), zone_decay=zone_decay)
+
+    def shares() -> tuple[bool, list[float]]:
+        return service.turned, [node.share for node in service.nodes.values()]
+
+    fleet, service = fleet_of(policy(2, ZoneDecay()))
+    service.turn({"a": 0.1, "": 0.2, "b": 1.0, "gone": 0.3})
+    assert shares() == (True, [0.1, 1.0, 1.0])
+    fleet.apply(snapshot_of(policy(4, ZoneDecay())), 1.0)
+    assert shares() == (True, [0.1, 1.0, 0.1, 1.0, 1.0])
+    fleet.apply(snapshot_of(policy(4, None)), 2.0)
+    assert shares() == (False, [1.0] * 5), "a policy that does not ask for it is obeyed at once"
+    fleet.apply(snapshot_of(policy(4, ZoneDecay())), 3.0)
+    assert shares() == (True, [0.1, 1.0, 0.1, 1.0, 1.0])
+    service.turn({})
+    assert shares() == (False, [1.0] * 5)
+
+
+def test_a_zone_s_endpoints_that_may_serve_are_counted() -> None:
+    endpoints = tuple(Endpoint(url=f"http://z{number}:80", zone="ab"[number % 2]) for number in range(6))
+    _, service = fleet_of(Service(name="chat", endpoints=endpoints, breakers=Breakers(node=RULE)))
+    first, second, third, *_ = service.nodes.values()
+    trip(first.breaker, 0.0)
+    second.overload_until = 5.0
+    third.draining = True
+    assert service.ready_zones(1.0) == {"a": 1, "b": 2}
+    assert service.ready_zones(5.0) == {"a": 1, "b": 3}
