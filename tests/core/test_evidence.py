@@ -1,18 +1,20 @@
 """What an attempt tells, to detector and breaker in one: in the right order, once, and with the permit given back."""
 
-from math import inf
+from math import exp, inf, log
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from sidecar.core import evidence
 from sidecar.core.breaker import Permit, State, Transition
 from sidecar.core.detection import Counts
 from sidecar.core.fleet import ServiceState
 from sidecar.core.pool import Node
+from sidecar.core.sketch import bucket_of
 from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
-from sidecar.policy.schema import Adaptive, NodeBreaker, Seconds
+from sidecar.policy.schema import Adaptive, NodeBreaker, Seconds, ZoneDecay
 from tests.core.build import fleet_of, permitted, service_of
 from tests.core.detect import Answer, Pods, only, seen
 
@@ -438,3 +440,36 @@ def test_a_session_that_fails_everything_is_not_excused_by_what_it_did_itself() 
         for _ in range(2):
             pods.serve(0)
     assert evidence.session_result(pods.service, pods.nodes[0], F) is F
+
+
+# Zones.
+
+
+def zoned(adaptive: bool = True, zone_decay: ZoneDecay | None = None) -> ServiceState:
+    rule = NodeBreaker(min_closed_ratio=0.0, adaptive=adaptive)
+    one = replace(service_of(2, rule), zone_decay=zone_decay)
+    return fleet_of(replace(one, endpoints=tuple(replace(each, zone="a") for each in one.endpoints)))[1]
+
+
+def test_first_tokens_are_counted_by_zone_where_the_policy_asks_for_it() -> None:
+    service = zoned(zone_decay=ZoneDecay())
+    node = next(iter(service.nodes.values()))
+    evidence.zone_token(service, node, None, 0.5)
+    evidence.zone_token(service, node, None, 0.5)
+    assert service.zone_seen is not None
+    assert service.zone_seen.take() == {"a": ({bucket_of(0.5): 2}, 0, 0)}
+    silent = zoned()
+    assert silent.zone_seen is None
+    evidence.zone_token(silent, node, None, 0.5)
+
+
+def test_a_zone_is_told_how_much_longer_it_took_than_prompt_and_load_explain() -> None:
+    pods = Pods(3).learnt()
+    asked = pods.ask(0)
+    assert asked is not None and asked[1].line is not None and asked[1].line.ready
+    service = zoned(zone_decay=ZoneDecay())
+    node = next(iter(service.nodes.values()))
+    evidence.zone_token(service, node, asked[1], 2.0 * exp(asked[1].expected))
+    assert service.zone_seen is not None
+    ((_, timed, left),) = service.zone_seen.take().values()
+    assert timed == 1 and left == pytest.approx(1000 * log(2.0), abs=1)
