@@ -108,6 +108,8 @@ class LogPages:
     async def named(self, request: web.Request) -> web.StreamResponse:
         """The history of a breaker as `/breakers` names it: the same name in two services is two registers."""
         scope, name = request.match_info["scope"], request.match_info["name"]
+        if scope == "route":
+            return await self._histories(request, [f"route:{name.removesuffix('/')}/"])
         every = self._facts.fleet.services
         having = [service for service, state in every.items() if scope == Scope.NODE and name in state.nodes]
         return await self._histories(request, [f"{scope}:{service}/{name}" for service in having or list(every)])

@@ -409,7 +409,7 @@ class PlanDocument(Strict, frozen=True, kw_only=True):
 
     baseline: Name
     steps: Annotated[tuple[PlanStep, ...], Meta(max_length=MAX_STEPS)]
-    false_alarm: Annotated[float, Meta(ge=1e-6, le=0.5)] = 0.01
+    false_alarm: Annotated[float, Meta(ge=1e-6, le=0.2)] = 0.01
     margins: PlanMargins = PlanMargins()
     min_ready: Ratio = 0.5
 

@@ -176,6 +176,13 @@ async def test_breaker_is_named_as_on_its_page_and_found_in_every_service() -> N
         assert await admin.ids("/log/session/a%2Fb") == ["0-4"]
 
 
+async def test_a_routing_table_is_named_by_its_service() -> None:
+    moved = log_record(1, key="route:chat/", scope="route", name="", kind="route")
+    async with door(moved) as admin:
+        for path in ("/log/route/chat", "/log/route/chat/", "/log/route:chat/"):
+            assert await admin.ids(path) == ["0-1"], path
+
+
 @pytest.mark.parametrize(
     "path", ["/log/nothing", "/log/node:chat/10.9.9.9:1", "/log/node/10.9.9.9:1", "/log/session/x", "/log/route/"]
 )

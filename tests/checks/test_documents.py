@@ -1,17 +1,25 @@
 """What the documents say in tables is what the code has: a word added here must be explained there."""
 
+import argparse
 import asyncio
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
+from sidecar.admin.routes import ORDERS
+from sidecar.admin.routes import STATUS as STATUS_OF
+from sidecar.admin.update import UpdateDocument
+from sidecar.cli import _parser
+from sidecar.core.table import Phase
 from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.outcome import DOCTRINE, Ending
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.load import load
-from sidecar.policy.schema import Adaptive, Deadlines, Seconds
+from sidecar.policy.schema import Adaptive, Deadlines, PlanDocument, PlanMargins, PlanStep, Seconds
 from sidecar.telemetry.line import RequestLine
 from sidecar.telemetry.metrics import Metrics
 from sidecar.txlog.codec import Record
@@ -77,6 +85,71 @@ def test_every_field_of_a_request_line_is_explained() -> None:
     text = (DOCS / "operations.md").read_text(encoding="utf-8")
     for field in RequestLine.__struct_fields__:
         assert f"`{field}`" in text, field
+
+
+def test_every_refusal_is_explained_with_its_status() -> None:
+    said = {row[0]: row[1] for row in rows("routing.md", 3) if row[1].isdigit()}
+    assert said == {code: str(status) for code, status in STATUS_OF.items()}
+
+
+def test_every_key_of_a_plan_is_there_with_its_default_and_range() -> None:
+    said = {row[0]: row[1:3] for row in rows("routing.md", 4) if len(row[2]) > 1}
+    shown: dict[str, list[str]] = {}
+    for kind, prefix in ((PlanDocument, ""), (PlanStep, "steps."), (PlanMargins, "margins.")):
+        for field in msgspec.structs.fields(kind):
+            default = field.default
+            match msgspec.inspect.type_info(field.type):
+                case msgspec.inspect.FloatType(ge=low, le=high) | msgspec.inspect.IntType(ge=low, le=high):
+                    bounds = f"{low:.12g}-{high:.12g}"
+                case msgspec.inspect.CustomType():
+                    default, bounds = format_seconds(field.default), "1ms-7d"
+                case msgspec.inspect.VarTupleType(max_length=most):
+                    bounds = f"1-{most}"
+                case msgspec.inspect.StructType():
+                    continue
+                case _:
+                    bounds = "a version"
+            none = default is msgspec.NODEFAULT
+            shown[prefix + field.encode_name] = ["-" if none else f"{default}", bounds]
+    assert {key: said.get(key) for key in shown} == shown
+
+
+def test_every_phase_of_a_canary_and_every_order_is_explained() -> None:
+    text = (DOCS / "routing.md").read_text(encoding="utf-8")
+    assert set(get_args(Phase)) <= {row[0] for row in rows("routing.md", 2)}
+    orders = text.partition("| `sidecar canary ...`")[2].partition("\n\n")[0]
+    for order in ORDERS:
+        assert re.search(rf"\b{order.replace('_', ' .*--')}\b", orders), order
+
+
+def test_every_member_of_an_update_is_explained() -> None:
+    text = (DOCS / "routing.md").read_text(encoding="utf-8").partition("## Three doors")[2].partition("## Refusals")[0]
+    for name in UpdateDocument.__struct_fields__:
+        assert f'"{name}"' in text or f"`{name}`" in text, name
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    for verb in verbs(_parser()):
+        group, _, action = verb.partition(" ")
+        assert any(f"`sidecar {group}" in line and re.search(rf"\b{action}\b", line) for line in lines), verb
+
+
+def verbs(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """`run`, `routes set`: what may be typed."""
+    for action in parser._subparsers._actions if parser._subparsers is not None else ():
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from (f"{name} {deeper}".strip() for deeper in (list(verbs(below)) or [""]))
+
+
+def test_the_documents_of_routing_name_metrics_that_there_are() -> None:
+    known = set(re.findall(r"^# TYPE (\S+)", asyncio.run(_exposition(Metrics("1"))), re.MULTILINE))
+    named = set()
+    for document in DOCS.glob("*.md"):
+        words = r"sidecar_(?:route|rollout|version|zone|control|xds)_[a-z_]*[a-z]"
+        named |= set(re.findall(words, document.read_text(encoding="utf-8")))
+    assert len(named) >= 10 and named <= known
 
 
 def test_every_deadline_is_there_with_its_default() -> None:

@@ -56,7 +56,7 @@ def test_a_step_may_take_days() -> None:
         ("{baseline: v1, steps: [{weight: 1}], basline: v2}", "unknown key; did you mean baseline?"),
         ("{baseline: v1, baseline: v2, steps: [{weight: 1}]}", "is here twice"),
         ("{baseline: 'v 1', steps: [{weight: 1}]}", "is not letters and digits"),
-        ("{baseline: v1, steps: [{weight: 1}], false_alarm: 0.9}", "0.9 is out of range 1e-06-0.5"),
+        ("{baseline: v1, steps: [{weight: 1}], false_alarm: 0.9}", "0.9 is out of range 1e-06-0.2"),
         ("{baseline: v1, steps: [{weight: 1}], margins: {first_token: 0.9}}", "0.9 is out of range 1-100"),
         ("{baseline: v1, steps: [" + "{weight: 1}," * 21 + "]}", "21 items; at most 20"),
         ("[", "not YAML"),
