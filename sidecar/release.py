@@ -6,7 +6,8 @@ anybody is asked; what it means for the table that stands is the sidecar's to ju
 1. `canary promote`, `abort`, `hold` and `resume` without a service mean the only canary that is under way; where there
    are several, or none, nothing is done.
 2. `canary status --watch` tells each change once, until no canary that it watches is under way. It ends with 0 if all
-   were promoted, so that a pipeline may wait for it.
+   were promoted, so that a pipeline may wait for it. A rollout takes longer than a sidecar's restart: one that was
+   heard is asked on for `PATIENCE` looks in vain.
 """
 
 import argparse
@@ -39,6 +40,8 @@ from sidecar.settings import Listen, UsageError
 
 WATCH_S: Final = 1.0
 """How often a canary that is watched is looked at: its steps take minutes."""
+
+PATIENCE: Final = 60
 
 MAX_SCHEMA_BYTES: Final = 64 << 20
 
@@ -306,8 +309,17 @@ def _only(address: Listen) -> str:
 def _status(address: Listen, arguments: argparse.Namespace) -> int:
     """Canaries as they stand, or, with `--watch`, as they change until they are over."""
     seen: dict[str, Canary] = {}
+    vain = 0
     while True:
-        body = _whole(address, "GET", _place(arguments.service))
+        try:
+            body = _whole(address, "GET", _place(arguments.service))
+            vain = 0
+        except Unanswered:
+            vain += 1
+            if not seen or vain > PATIENCE:
+                raise
+            time.sleep(WATCH_S)
+            continue
         if not arguments.watch:
             _shown(arguments.json, body, _show_canaries)
             return OK

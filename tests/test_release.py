@@ -324,6 +324,18 @@ def test_a_watched_canary_is_told_by_its_changes_until_it_is_over(
     ]
 
 
+@pytest.mark.parametrize(("away", "code"), [(3, 0), (9, 1)])
+def test_a_watched_sidecar_may_be_away_for_a_while(
+    admin: Admin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, away: int, code: int
+) -> None:
+    monkeypatch.setattr(release, "WATCH_S", 0.0)
+    monkeypatch.setattr(release, "PATIENCE", 5)
+    last = {**CANARY, "phase": "promoted", "live": False}
+    admin.pages["/canary/chat"] = [(200, CANARY), *[(503, {"error": {"message": "away"}})] * away, (200, last)]
+    assert run(admin, "canary", "status", "chat", "--watch") == code
+    assert ("refused with 503: away" in capsys.readouterr().err) == bool(code)
+
+
 def test_nothing_to_watch_is_told_and_fails(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     admin.says("/canary", [])
     assert run(admin, "canary", "status", "--watch") == 1
