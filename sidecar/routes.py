@@ -22,7 +22,6 @@ asked for -> held against the rules -> a record under the version it was made fo
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -30,7 +29,7 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from sidecar.core import rollout
-from sidecar.core.desk import Action, Event, Notice, TableView
+from sidecar.core.desk import Action, Event, Notice, TableView, outline
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.rules import revise
 from sidecar.core.table import (
@@ -115,6 +114,7 @@ class Routes:
         self._files: dict[str, Service] = {}
         self._orders: dict[str, tuple[int, int, int, bytes]] = {}
         self._views: dict[str, TableView] = {}
+        self._outlines: dict[str, TableView] = {}
         self._unreadable: dict[str, str] = {}
         self._used: dict[str, tuple[Service, Table, Service]] = {}
         self._eager: dict[str, int] = {}
@@ -135,8 +135,12 @@ class Routes:
         by one: a thousand tables that nobody asked for yet take half a second to read."""
         return sorted(self._orders)
 
+    def outlines(self) -> list[TableView]:
+        """See `Desk`."""
+        return [self._outlines[name] for name in sorted(self._outlines)]
+
     def standing(self, service: str) -> TableView | None:
-        """A service's table as it stands; None where it has none."""
+        """See `Desk`."""
         view = self._views.get(service)
         if view is not None or service not in self._orders:
             return view
@@ -148,14 +152,26 @@ class Routes:
 
     def effective(self) -> list[Service]:
         """See `Desk`."""
-        fleet = self._replica.fleet
-        found = [service.policy for service in fleet.services.values()]
-        for name in sorted(self._orders.keys() - {policy.name for policy in found}):
-            view = self.standing(name)
-            with contextlib.suppress(ValueError):  # said when it was tried; nobody is served by it
-                if view is not None:
-                    found.append(effective(unlisted(name, view.table.models, self._snapshot), view.table))
-        return found
+        return [service for name in self.names() if (service := self.service(name)) is not None]
+
+    def names(self) -> list[str]:
+        """Every service, in the order of `effective`; which of them can be used, `service` says. For who takes them one
+        by one."""
+        services = self._replica.fleet.services
+        return [*services, *sorted(self._orders.keys() - services.keys())]
+
+    def service(self, name: str) -> Service | None:
+        """A service as this sidecar routes it, made anew where nobody asked for it yet; None: there is none."""
+        known = self._replica.fleet.services.get(ServiceName(name))
+        if known is not None:
+            return known.policy
+        view = self.standing(name)
+        if view is None:
+            return None
+        try:
+            return effective(unlisted(name, view.table.models, self._snapshot), view.table)
+        except ValueError:  # said when it was tried; nobody is served by it
+            return None
 
     async def submit(self, update: Update) -> Accepted | Refused:
         """See `Desk`."""
@@ -297,6 +313,7 @@ class Routes:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
         self._unreadable.pop(name, None)
+        self._outlines[name] = outline(view)
         self._adopt(view)
         self._tell(view)
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from sidecar.core.breaker import Scope
-from sidecar.core.desk import Event, Feed, Notice, TableView
+from sidecar.core.desk import Event, Feed, Notice, TableView, outline
 from sidecar.core.revise import Accepted, Code, Refused, Update
 from sidecar.core.table import (
     PARTS,
@@ -629,6 +629,16 @@ async def test_services_beyond_so_many_endpoints_sleep_until_they_are_asked_for(
     asleep = {f"s{number:02}" for number in range(12)} - pod.fleet.services.keys()
     assert len(asleep) == 2
     assert len(pod.routes.tables()) == 12 and len(pod.routes.effective()) == 13
+    assert sorted(pod.routes.names()) == sorted(policy.name for policy in pod.routes.effective())
+    (one, _) = sorted(asleep)
+    found = pod.routes.service(one)
+    assert found is not None and len(found.endpoints) == EAGER // 10
+    assert pod.routes.service("chat") is pod.fleet.services[ServiceName("chat")].policy
+    assert pod.routes.service("nobody") is None
+    assert asleep == {f"s{number:02}" for number in range(12)} - pod.fleet.services.keys()
+    outlines = pod.routes.outlines()
+    assert outlines == [outline(view) for view in pod.routes.tables()]
+    assert not any(version.endpoints for view in outlines for version in view.table.versions)
     assert asleep.isdisjoint(pod.routes._views)  # nor are their tables kept decoded
     for name in asleep:
         assert pod.service(f"{name}-model") == name
