@@ -214,14 +214,14 @@ class Rollouts:
         """Follow the tables until cancelled."""
         feed = self._desk.subscribe()
         try:
-            for view in self._desk.tables():
+            for view in self._desk.outlines():
                 self.adopt(view, news=False)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._beat())
                 while True:
                     events = await feed.next()
                     if feed.lagged:
-                        events = list(self._desk.tables())
+                        events = list(self._desk.outlines())
                     for event in events:
                         if isinstance(event, TableView):
                             self.adopt(event)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sidecar.core.breaker import State as BreakerState
-from sidecar.core.desk import Event, Feed, Notice, TableView
+from sidecar.core.desk import Event, Feed, Notice, TableView, outline
 from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.core.revise import Accepted, Refused
 from sidecar.core.rollout import begin
@@ -179,6 +179,12 @@ class Pod:
 
     def tables(self) -> list[TableView]:
         return [] if self.table.view is None else [self.table.view]
+
+    def outlines(self) -> list[TableView]:
+        return [outline(view) for view in self.tables()]
+
+    def standing(self, service: str) -> TableView | None:
+        return self.table.view
 
     def subscribe(self) -> Feed:
         raise NotImplementedError

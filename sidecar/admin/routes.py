@@ -16,7 +16,7 @@ from sidecar.admin import answer, tables, views
 from sidecar.admin.facts import Facts
 from sidecar.admin.update import parse_update
 from sidecar.admin.words import OPERATOR, parse_name
-from sidecar.core.desk import Action, Desk, TableView
+from sidecar.core.desk import Action
 from sidecar.core.revise import Code, Refused
 from sidecar.core.table import Table
 
@@ -89,13 +89,13 @@ class RoutePages:
     async def canaries(self, request: web.Request) -> web.Response:
         """Every service's last rollout."""
         desk = self._facts.routes
-        lines = [] if desk is None else [self._line(view.table, view.version) for view in desk.tables()]
+        lines = [] if desk is None else [self._line(view.table, view.version) for view in desk.outlines()]
         return answer.page([line for line in lines if line is not None])
 
     async def canary(self, request: web.Request) -> web.Response:
         """One service's."""
         desk = self._facts.routes
-        view = None if desk is None else _of(desk, request.match_info["service"])
+        view = None if desk is None else desk.standing(request.match_info["service"])
         line = None if view is None else self._line(view.table, view.version)
         return answer.error(404, "this service has no canary", "not_found") if line is None else answer.page(line)
 
@@ -145,13 +145,6 @@ def refused(told: Refused) -> web.Response:
 
 def _no_tables() -> web.Response:
     return answer.error(404, "this sidecar keeps no routing tables", "no_tables")
-
-
-def _of(desk: Desk, service: str) -> TableView | None:
-    for view in desk.tables():
-        if view.table.service == service:
-            return view
-    return None
 
 
 def _by(query: Mapping[str, str]) -> str:

@@ -219,7 +219,7 @@ def routes(facts: Facts, size: int) -> Iterator[RouteLine | None]:
     There may be 10,000 of them.
     """
     now = facts.now()
-    tables = {} if facts.routes is None else {view.table.service: view for view in facts.routes.tables()}
+    tables = {} if facts.routes is None else {view.table.service: view for view in facts.routes.outlines()}
     for name, service in list(facts.fleet.services.items()):
         endpoints = []
         for number, node in enumerate(list(service.nodes.values()), 1):
@@ -281,7 +281,7 @@ def health(facts: Facts) -> HealthPage:
     if log is not None:
         parts["log"] = Part(log.state != "away", _words(log))
     if facts.routes is not None:
-        parts["routes"] = _routes_part(facts.routes.tables())
+        parts["routes"] = _routes_part(facts.routes.outlines())
     for name, port in (("control", facts.control), ("xds", facts.xds)):
         if port is not None:
             parts[name] = Part(True, f"{port.address}, {port.streams} streams")

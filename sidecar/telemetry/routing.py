@@ -65,7 +65,7 @@ TABLE_METRICS: Final[tuple[tuple[str, tuple[str, ...], str, Rows], ...]] = (
 
 def pieces(desk: Desk | None, fleet: Fleet | None, now: float) -> Iterator[str]:
     """The text; may be suspended between pieces while tables change."""
-    views: Sequence[TableView] = () if desk is None else desk.tables()
+    views: Sequence[TableView] = () if desk is None else desk.outlines()
     for name, labels, text, rows in TABLE_METRICS:
         yield header(name, text, "gauge")
         for view in views:

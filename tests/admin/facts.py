@@ -9,7 +9,7 @@ import msgspec
 from sidecar.admin.facts import ControlView, Facts, LogAway, LogFacts, LogRecord, LogView, Phase
 from sidecar.core.breaker import Action, Breaker, Permit, Scope, State, Transition
 from sidecar.core.desk import Action as RolloutAction
-from sidecar.core.desk import Desk, Event, Notice, TableView
+from sidecar.core.desk import Desk, Event, Notice, TableView, outline
 from sidecar.core.fleet import Fleet
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.table import Plan, Rollout, Step, Table, Version
@@ -181,6 +181,12 @@ class FakeDesk:
 
     def tables(self) -> list[TableView]:
         return self.stood
+
+    def outlines(self) -> list[TableView]:
+        return [outline(view) for view in self.stood]
+
+    def standing(self, service: str) -> TableView | None:
+        return next((view for view in self.stood if view.table.service == service), None)
 
     def effective(self) -> list[Service]:
         return []

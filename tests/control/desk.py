@@ -5,7 +5,7 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from sidecar.core.desk import Action, Event, Notice, TableView
+from sidecar.core.desk import Action, Event, Notice, TableView, outline
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.rules import revise
 from sidecar.core.table import Table, effective
@@ -58,6 +58,9 @@ class FakeDesk:
 
     def tables(self) -> list[TableView]:
         return [self._views[name] for name in sorted(self._views)]
+
+    def outlines(self) -> list[TableView]:
+        return [outline(view) for view in self.tables()]
 
     def tabled(self) -> list[str]:
         return sorted(self._views)
