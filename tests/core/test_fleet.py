@@ -18,7 +18,7 @@ from sidecar.core.fleet import (
     adaptive,
     matches,
 )
-from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
+from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import (
     Adaptive,
@@ -273,6 +273,105 @@ def test_services_come_and_go() -> None:
     assert list(fleet.services) == ["c", "a"]
     assert fleet.service_for("a") is service
     assert gone.draining
+
+
+def waking(fleet: Fleet, model: str) -> None:
+    """Whoever is woken has this model."""
+
+    def wake(name: ServiceName) -> None:
+        fleet.put(named(name, model), 1.0)
+
+    fleet.wake = wake
+
+
+def test_one_service_is_put_and_the_others_stay() -> None:
+    fleet, service = fleet_of(named("a", "a"), named("b", "b"))
+    other = fleet.services[ServiceName("b")]
+    services = fleet.services
+    node = service.nodes[EndpointKey("h:80")]
+    assert fleet.put(msgspec.structs.replace(named("a", "a"), split={"v1": 1.0}), 1.0) == []
+    assert fleet.services is services and service.split == (("v1", 1.0),)
+    assert service.nodes[EndpointKey("h:80")] is node and fleet.services[ServiceName("b")] is other
+    assert fleet.service_for("m") is None
+    fleet.put(named("a", "m"), 2.0)
+    assert fleet.service_for("m") is service and fleet.service_for("a") is None
+
+
+def test_new_weights_alone_leave_pools_and_endpoints_as_they_are() -> None:
+    policy = service_of(4, v1=9.0, v2=1.0)
+    fleet, service = fleet_of(policy)
+    pool, nodes = service.pool("", VersionName("v1")), service.nodes
+    fleet.put(msgspec.structs.replace(policy, split={"v1": 5.0, "v2": 5.0, "v3": 0.0}), 1.0)
+    assert service.split == (("v1", 5.0), ("v2", 5.0))
+    assert service.nodes is nodes and service.pool("", VersionName("v1")) is pool
+    assert service.policy.split == {"v1": 5.0, "v2": 5.0, "v3": 0.0}
+    # Anything else beside them is read.
+    fleet.put(msgspec.structs.replace(policy, split={"v1": 1.0}, retry=Retry(attempts=7)), 2.0)
+    assert service.attempts == 7 and service.split == (("v1", 1.0),)
+
+
+def test_a_put_that_turns_breakers_off_says_which_it_closed() -> None:
+    fleet, service = fleet_of(service_of(2))
+    trip(service.nodes[EndpointKey("h1:80")].breaker, 0.0)
+    off = msgspec.structs.replace(service_of(2), breakers=Breakers(node=msgspec.structs.replace(RULE, mode="off")))
+    assert [transition.key for transition in fleet.put(off, 1.0)] == ["h1:80"]
+
+
+def test_a_new_service_comes_after_the_files_and_among_the_new_by_name() -> None:
+    fleet, service = fleet_of(named("z", "z", "*-x"))
+    before = fleet.services
+    for name in ("c", "b"):
+        fleet.put(named(name, "m*", "*"), 1.0)
+    assert "b" not in before  # who goes through them goes on
+    assert fleet.service_for("m1") is fleet.services[ServiceName("b")]
+    assert fleet.service_for("m-x") is service and fleet.service_for("") is service
+    made = (named("b", "m*"), named("d", "d"))
+    fleet.apply(snapshot_of(named("c", "c")), 2.0, made)
+    assert list(fleet.services) == ["c", "b", "d"]
+    assert fleet.service_for("m1") is fleet.services[ServiceName("b")]
+    assert fleet.service_for("") is fleet.services[ServiceName("c")]
+
+
+def test_a_service_sleeps_until_its_model_is_asked_for() -> None:
+    fleet, service = fleet_of(named("a", "a"))
+    woken: list[str] = []
+
+    def wake(name: ServiceName) -> None:
+        woken.append(name)
+        fleet.put(named(name, "m*"), 1.0)
+
+    fleet.wake = wake
+    fleet.sleep(ServiceName("b"), ("m*",))
+    fleet.sleep(ServiceName("a"), ("x",))  # is awake
+    assert list(fleet.services) == ["a"] and fleet.service_for("x") is None and not woken
+    found = fleet.service_for("m1")
+    assert found is fleet.services[ServiceName("b")] and fleet.service_for("m2") is found and woken == ["b"]
+    fleet.sleep(ServiceName("b"), ("m*",))
+    assert fleet.service_for("m3") is found and woken == ["b"]
+    fleet.sleep(ServiceName("c"), ("c",))
+    fleet.apply(snapshot_of(named("a", "a"), named("c", "c")), 2.0)
+    assert fleet.service_for("c") is fleet.services[ServiceName("c")] and woken == ["b"]
+    assert fleet.service_for("a") is service
+
+
+def test_a_sleeper_whose_models_change_is_found_by_the_new_ones() -> None:
+    fleet, _ = fleet_of(named("a", "a"))
+    waking(fleet, "n")
+    fleet.sleep(ServiceName("b"), ("m",))
+    fleet.sleep(ServiceName("b"), ("n",))
+    assert fleet.service_for("m") is None
+    assert fleet.service_for("n") is fleet.services[ServiceName("b")]
+
+
+def test_a_sleeper_that_cannot_be_made_leaves_its_models_to_the_next() -> None:
+    fleet = Fleet(lambda: 0.5)
+    fleet.sleep(ServiceName("b"), ("m",))
+    fleet.sleep(ServiceName("c"), ("m",))
+    assert fleet.service_for("m") is None and fleet.service_for("") is None
+    waking(fleet, "m")
+    assert fleet.service_for("m") is None  # remembered
+    fleet.sleep(ServiceName("b"), ("m",))
+    assert fleet.service_for("m") is fleet.services[ServiceName("b")]
 
 
 def test_the_same_endpoint_in_two_services_is_two_nodes() -> None:

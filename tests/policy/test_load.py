@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.policy.errors import MAX_ERRORS
-from sidecar.policy.load import PolicyErrors, endpoint_key, load, single, with_upstreams
+from sidecar.policy.load import PolicyErrors, endpoint_key, load, single, unlisted, with_upstreams
 from sidecar.policy.schema import (
     Deadlines,
     Endpoint,
@@ -245,6 +245,15 @@ def test_a_mesh_breaker_without_a_number_leaves_it_as_it_is() -> None:
 def test_a_mesh_timeout_longer_than_open_max_raises_it() -> None:
     (one,) = load_documents(policy({"name": "a"}), mesh("Node", timeoutSeconds=3600)).services
     assert one.breakers.node == NodeBreaker(open_s=Seconds(3600), open_max_s=Seconds(3600))
+
+
+def test_a_service_that_no_file_names_has_the_defaults_and_the_meshs_rules() -> None:
+    snapshot = load_documents(policy({"name": "a"}), mesh("Node", failureThreshold=4, fallbackService="a"))
+    made = unlisted("b", ("m", "n-*"), snapshot)
+    assert (made.name, made.models, made.fallback, made.endpoints) == ("b", ("m", "n-*"), "a", ())
+    assert made.breakers.node.consecutive == 4 and made.breakers.session == Service(name="x").breakers.session
+    plain = unlisted("b", (), load_documents(policy(), mesh("Node", fallbackService="a")))
+    assert (plain.models, plain.fallback) == (("b",), "")
 
 
 def test_a_mesh_fallback_is_for_services_that_name_none_and_not_for_itself() -> None:

@@ -203,6 +203,26 @@ async def test_series_of_what_left_the_policy_are_forgotten_and_the_rest_counts_
     assert await total(metrics, "sidecar_breaker_transitions_total", endpoint=NODE) == 1
 
 
+async def test_of_one_service_the_series_of_endpoints_that_left_are_forgotten() -> None:
+    metrics = Metrics()
+    gone = EndpointKey("10.0.0.2:8000")
+    for service in ("chat", "other"):
+        for key in (NODE, gone):
+            metrics.attempt(attempt(endpoint=key, service=service))
+            metrics.transition(transition(key=key, service=service))
+    metrics.transition(transition(Scope.SESSION, key="s"))
+    metrics.retain(fleet_of(NODE), {"chat", "unheard-of"})
+    for family in ("sidecar_attempts_total", "sidecar_breaker_transitions_total"):
+        assert await total(metrics, family, service="chat", endpoint=gone) == 0
+        assert await total(metrics, family, service="chat", endpoint=NODE) == 1
+        assert await total(metrics, family, service="other", endpoint=gone) == 1
+    assert await total(metrics, "sidecar_breaker_transitions_total", scope="session") == 1
+    metrics.attempt(attempt())
+    metrics.attempt(attempt(endpoint=gone))
+    assert await total(metrics, "sidecar_attempts_total", service="chat", endpoint=NODE) == 2
+    assert await total(metrics, "sidecar_attempts_total", service="chat", endpoint=gone) == 1
+
+
 async def test_what_returns_to_the_policy_counts_from_nought() -> None:
     metrics = Metrics()
     fleet = fleet_of(NODE)

@@ -11,12 +11,12 @@ import pytest
 from sidecar.core.breaker import Scope, State, Transition
 from sidecar.core.fleet import Fleet
 from sidecar.policy.schema import Snapshot
-from sidecar.txlog.codec import Code, Kind, Record, encode, shard_of
+from sidecar.txlog.codec import Code, Kind, Record, encode, encode_body, route_key, shard_of
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import QUEUE, Subscription, TransactionLog
 from sidecar.txlog.log import State as LogState
 from sidecar.txlog.replica import BATCH, Replica
-from sidecar.txlog.store import Call, Entry, Image, Reply, StoreDown, StoreUnfit
+from sidecar.txlog.store import Call, Entry, Image, Propose, Reply, StoreDown, StoreUnfit, Verdict
 from tests.txlog.sidecars import policy_of
 
 NODE = "node:chat/h1:80"
@@ -335,3 +335,23 @@ async def test_a_store_that_answers_at_once_lets_the_loop_go_on() -> None:
             await asyncio.sleep(0)
             turns += 1
         assert turns >= 2000 / BATCH
+
+
+async def test_a_call_beside_the_ring_is_folded_with_its_answer() -> None:
+    async with running() as bench:
+        key = route_key("chat")
+        heard: list[bytes] = []
+        bench.replica.on_route = lambda record: heard.append(record.blob)
+        body = encode_body(key, "chat", "ann", "update", "", b"table")
+        call = Propose(
+            key=key, service="chat", kind=Kind.ROUTE, state=0, epoch=0, version=0, tx=b"t" * 16, body=body, by="pod-1"
+        )
+        reply = await bench.log.put(call)
+        assert reply.verdict is Verdict.OK and heard == [b"table"]
+        bench.store.fails(StoreDown("timeout", "it is silent"))
+        with pytest.raises(StoreDown, match="silent"):
+            await bench.log.put(call)
+        await bench.until(lambda: bench.log.state is LogState.AWAY)
+        bench.store.fails(AssertionError("not asked"), "call")
+        with pytest.raises(StoreDown, match="silent"):
+            await bench.log.put(call)

@@ -10,10 +10,11 @@ from sidecar.core.breaker import Denied, Permit, Scope, State
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Endpoint, Seconds
-from sidecar.txlog.codec import Code, Kind, decode, register_key, shard_of
+from sidecar.txlog.codec import Code, Kind, decode, encode_body, register_key, route_key, shard_of
 from sidecar.txlog.lease import IDLE_S, KEEP_S
-from sidecar.txlog.replica import MOST_DUE
-from tests.txlog.sidecars import RULE, Network, Sidecar, at_once, policy_of
+from sidecar.txlog.replica import MOST_DUE, Job
+from sidecar.txlog.store import Propose, Verdict
+from tests.txlog.sidecars import BEGIN_US, RULE, Network, Sidecar, at_once, policy_of
 
 CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
 S, F, I = Result.SUCCESS, Result.FAILURE, Result.IGNORED  # noqa: E741
@@ -693,3 +694,59 @@ def test_lag_of_a_shard_that_had_no_record_is_no_date() -> None:
     one.fails()
     one.write()
     assert 0 < two.replica.counted(at_once(network.store.counts())) < 10_000
+
+
+def route(version: int, blob: bytes, tx: int = 0) -> Propose:
+    return Propose(
+        key=route_key("chat"),
+        service="chat",
+        kind=Kind.ROUTE,
+        state=Code.CLOSED,
+        epoch=0 if version == 1 else BEGIN_US // 1_000_000 + 1000,
+        version=version - 1,
+        tx=bytes([tx or version]) * 16,
+        body=encode_body(route_key("chat"), "chat", "ann", "update", "", blob),
+        by="pod-1",
+    )
+
+
+def test_a_table_is_handed_on_once_whoever_wrote_it_and_however_it_came() -> None:
+    network = Network(2)
+    told: list[list[bytes]] = [[], []]
+    for sidecar, heard in zip(network.sidecars, told, strict=True):
+        sidecar.replica.on_route = lambda record, heard=heard: heard.append(record.blob)  # type: ignore[misc]
+    one = network.sidecars[0]
+    for version in (1, 2):
+        call = route(version, b"table %d" % version)
+        (reply,) = at_once(network.store.call([call]))
+        assert reply.verdict is Verdict.OK
+        one.replica.replied(Job(call), reply, one.now())
+        network.turn()
+    late = route(2, b"too late", 9)
+    (reply,) = at_once(network.store.call([late]))
+    one.replica.replied(Job(late), reply, one.now())
+    assert (one.replica.counts.appended, one.replica.counts.cas_losses) == (2, 1)
+    for sidecar in network.sidecars:
+        sidecar.disconnect()
+    network.turn()
+    assert told == [[b"table 1", b"table 2"]] * 2
+    for sidecar in network.sidecars:
+        record = sidecar.replica.route("chat")
+        assert record is not None and (record.blob, record.version) == (b"table 2", 2)
+        assert sidecar.replica.route("other") is None and not len(sidecar.replica.ring)
+
+
+def test_a_table_that_the_server_lost_is_restored() -> None:
+    network = Network(2)
+    call = route(1, b"table")
+    (reply,) = at_once(network.store.call([call]))
+    network.sidecars[0].replica.replied(Job(call), reply, network.now)
+    network.turn()
+    network.loses_all()
+    for sidecar in network.sidecars:
+        sidecar.disconnect()
+    network.turn()
+    third = Sidecar("pod-3", network, network.policy, 3)
+    third.turn()
+    found = third.replica.route("chat")
+    assert found is not None and replace(found, n=0) == replace(decode(reply.record), n=0)

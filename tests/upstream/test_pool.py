@@ -275,6 +275,20 @@ async def test_a_new_policy_keeps_the_connections_of_addresses_that_stay(change:
         assert bench.pool.idle_connections == kept
 
 
+async def test_only_what_a_service_lost_is_let_go() -> None:
+    async with Upstream(answers(response())) as upstream, Upstream(answers(response())) as other, pooled() as bench:
+        for each in (upstream, other):
+            await bench.served(await bench.lent(endpoint(each)))
+        before, after = [endpoint(upstream), endpoint(other)], [endpoint(other)]
+        bench.pool.let_go(before, before)
+        assert bench.pool.idle_connections == 2
+        bench.pool.let_go(before, after)
+        assert bench.pool.idle_connections == 1
+        bench.pool.let_go(before, after)  # another service had it too
+        await bench.served(await bench.lent(endpoint(upstream)))
+        assert bench.pool.idle_connections == 2
+
+
 async def test_a_connection_at_work_while_its_endpoint_goes_is_closed_after_it() -> None:
     async with Upstream(answers(response())) as upstream, pooled() as bench:
         asker = await bench.lent(endpoint(upstream))
