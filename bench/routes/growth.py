@@ -9,16 +9,20 @@ the rest is of real sidecars:
 2. A start is timed from the making of the process until it serves, and until a release tool that connects at once was
    told every table.
 3. Memory is resident memory after a start, over that of one without tables: idle, after a tool was told all tables,
-   and after every service was asked for once.
+   and after `ASKED` of the services were asked for once.
+4. Who looks at everything (a tool that connects, a scrape, a page) shall hold up nobody: meanwhile a request that
+   reaches no engine is asked again and again, and the longest wait of one is told.
 """
 
 import asyncio
 import contextlib
 import gc
+import json
 import secrets
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,6 +45,9 @@ from tests.servers import Server
 VERSIONS, ENDPOINTS = 10, 100
 BATCH = 50
 SETTLE_S = 2.0
+ASKED = 100
+"""Services that are asked for: each costs what it costs, and nobody's sidecar serves a thousand."""
+PING_S = 0.002
 
 
 class Core(msgspec.Struct, frozen=True):
@@ -75,8 +82,17 @@ class Start(msgspec.Struct, frozen=True):
     told_s: Spread
     idle_bytes: int
     told_bytes: int
+    asked: int
     asked_bytes: int
     asked_s: float
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What was done, how long it took, and the longest that a request waited meanwhile. Medians, ms."""
+
+    what: str
+    took_ms: float
+    longest_ms: float
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -87,6 +103,7 @@ class Growth(msgspec.Struct, frozen=True):
     core: Core
     updates: list[Updates]
     starts: list[Start]
+    waits: list[Wait]
     server_bytes: dict[str, int]
     """`used_memory` by services."""
 
@@ -178,7 +195,9 @@ async def measure(
         starts.append(await _starts(tree, server, policy, count, rounds))
         if count:
             updated += await _updates(tree, server, policy, count, updates)
-    return Growth(VERSIONS, ENDPOINTS, made, updated, starts, memory)
+    say("growth: who waits")
+    waits = await _waits(tree, server, policy, services, rounds)
+    return Growth(VERSIONS, ENDPOINTS, made, updated, starts, waits, memory)
 
 
 async def fill(url: str, count: int) -> None:
@@ -228,7 +247,7 @@ async def _starts(tree: Tree, server: Server, policy: Path, count: int, rounds: 
             await asyncio.sleep(0.5)
             after.append(each.running.rss_kib * 1024)
             began = time.perf_counter()
-            await _ask_all(each, count)
+            await _ask_all(each, min(count, ASKED))
             asked_s.append(time.perf_counter() - began)
             asked.append(each.running.rss_kib * 1024)
     middle = len(idle) // 2
@@ -238,6 +257,7 @@ async def _starts(tree: Tree, server: Server, policy: Path, count: int, rounds: 
         spread(told),
         sorted(idle)[middle],
         sorted(after)[middle],
+        min(count, ASKED),
         sorted(asked)[middle],
         round(statistics.median(asked_s), 3),
     )
@@ -253,11 +273,74 @@ async def _ask_all(each: Member, count: int) -> None:
     """One question for each service: whoever is asked makes what it takes to route it, and finds nobody there."""
     async with connect(each.port) as client:
         for number in range(count):
-            body = b'{"model":"%b","messages":[],"max_tokens":1}' % service_name(number).encode()
-            head = [b"Content-Type: application/json"]
-            ask = request(b"/v1/chat/completions", method=b"POST", headers=head, body=body)
-            answer = await client.ask(ask, b"POST")
+            answer = await client.ask(_asking(service_name(number)), b"POST")
             assert answer.status in (502, 503), answer.start
+
+
+def _asking(model: str) -> bytes:
+    body = b'{"model":"%b","messages":[],"max_tokens":1}' % model.encode()
+    headers = [b"Content-Type: application/json"]
+    return request(b"/v1/chat/completions", method=b"POST", headers=headers, body=body)
+
+
+async def _waits(tree: Tree, server: Server, policy: Path, services: int, rounds: int) -> list[Wait]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    async with member(tree, server.url, policy, "--admin", "127.0.0.1:0") as each:
+        line = json.loads(next(line for line in each.running.process.lines if '"event":"started"' in line))
+        admin = int(line["admin"].rpartition(":")[2])
+        await asyncio.sleep(SETTLE_S)
+
+        async def told() -> None:
+            async with releasing(each.control) as tool:
+                await _told(tool, services)
+
+        async def woken(number: int) -> None:
+            async with connect(each.port) as client:
+                await client.ask(_asking(service_name(number)), b"POST")
+
+        for number in range(rounds):
+            work: dict[str, Callable[[], Awaitable[None]]] = {
+                "nothing": partial(asyncio.sleep, 1.0),
+                "a tool that is told all tables": told,
+                **{f"GET {path}": partial(_page, admin, path) for path in ("/metrics", "/routes", "/healthz")},
+                "the first request of a service": partial(woken, services - 1 - number),
+            }
+            for what, do in work.items():
+                found.setdefault(what, []).append(await _meanwhile(each.port, do))
+    return [
+        Wait(what, *(round(1000 * statistics.median(values), 1) for values in zip(*times, strict=True)))
+        for what, times in found.items()
+    ]
+
+
+async def _page(port: int, path: str) -> None:
+    async with connect(port) as client:
+        answer = await client.ask(request(path.encode(), headers=[b"Connection: close"]))
+        assert answer.status in (200, 503), answer.start
+
+
+async def _meanwhile(port: int, do: Callable[[], Awaitable[None]]) -> tuple[float, float]:
+    """How long it took, and the longest that a request waited from just before until just after."""
+    stop = asyncio.Event()
+    waits: list[float] = []
+
+    async def ping() -> None:
+        async with connect(port) as client:
+            while not stop.is_set():
+                began = time.perf_counter()
+                assert (await client.ask(_asking("nobodys"), b"POST")).status == 404
+                waits.append(time.perf_counter() - began)
+                await asyncio.sleep(PING_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ping())
+        await asyncio.sleep(0.1)
+        began = time.perf_counter()
+        await do()
+        took = time.perf_counter() - began
+        await asyncio.sleep(0.1)
+        stop.set()
+    return took, max(waits)
 
 
 async def _updates(tree: Tree, server: Server, policy: Path, services: int, count: int) -> list[Updates]:

@@ -200,7 +200,7 @@ def _of_growth(growth: Growth) -> list[str]:
             shown(each.told_s, 2),
             f"{each.idle_bytes / 1e6:.1f}",
             f"{(each.told_bytes - empty.idle_bytes) / 1e6:+.1f}",
-            f"{(each.asked_bytes - empty.idle_bytes) / 1e6:+.1f} ({each.asked_s:.2f} s)",
+            f"{(each.asked_bytes - empty.idle_bytes) / 1e6:+.1f} ({each.asked} in {each.asked_s:.2f} s)",
             f"{growth.server_bytes[str(each.services)] / 1e6:.1f}",
         ]
         for each in growth.starts
@@ -215,9 +215,13 @@ def _of_growth(growth: Growth) -> list[str]:
                 "until a tool was told all",
                 "MB idle",
                 "told all",
-                "each asked once",
+                "some asked once",
                 "server MB",
             ],
             starts,
+        ),
+        table(
+            [f"meanwhile, of {growth.starts[-1].services:,} services", "took ms", "longest that a request waited, ms"],
+            [[each.what, f"{each.took_ms:.0f}", f"{each.longest_ms:.1f}"] for each in growth.waits],
         ),
     ]
