@@ -260,7 +260,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_routes(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     routes = verbs.add_parser("routes", help="the services of a running sidecar, and who gets what", allow_abbrev=False)
     actions = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add_query(actions, "list", "list", "every service, version and endpoint", "sidecar routes list", ask=_release)
+    listed = _add_query(
+        actions,
+        "list",
+        "list",
+        "every service, version and endpoint",
+        "sidecar routes list",
+        "sidecar routes list chat --json",
+        ask=_release,
+    )
+    listed.add_argument("service", metavar="SERVICE", nargs="?", help="only this one")
     update = _add_query(
         actions,
         "set",

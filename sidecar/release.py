@@ -154,7 +154,7 @@ def ask(arguments: argparse.Namespace) -> int:
     try:
         match arguments.query:
             case "list":
-                _shown(arguments.json, _whole(address, "GET", "/routes"), _show_routes)
+                _shown(arguments.json, _whole(address, "GET", _listed(arguments.service)), _show_routes)
             case "set":
                 path = f"/routes/{quote(arguments.service, safe='')}?{by}"
                 _shown(arguments.json, _whole(address, "POST", path, told), _show_taken)
@@ -337,6 +337,10 @@ def _status(address: Listen, arguments: argparse.Namespace) -> int:
         if not any(canary.live for canary in seen.values()):
             return OK if all(canary.phase == "promoted" for canary in seen.values()) else FAILED
         time.sleep(WATCH_S)
+
+
+def _listed(service: str | None) -> str:
+    return "/routes" if service is None else f"/routes?{urlencode({'service': service})}"
 
 
 def _place(service: str | None) -> str:

@@ -137,6 +137,12 @@ def test_routes_are_a_table_with_the_weights_that_stand(admin: Admin, capsys: py
     ]
 
 
+def test_one_service_may_be_asked_for(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says("/routes", [{"service": "a/b"}])
+    assert run(admin, "routes", "list", "a/b") == 0
+    assert admin.seen == [("GET", "/routes?service=a%2Fb", b"")]
+
+
 def test_an_update_says_what_its_flags_say(admin: Admin, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     schema = tmp_path / "chat.desc"
     schema.write_bytes(b"descriptor")

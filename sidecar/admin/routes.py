@@ -60,12 +60,15 @@ class RoutePages:
         app.router.add_post("/canary/{service}/{action}", self.order)
 
     async def routes(self, request: web.Request) -> web.Response:
-        """Every service, with its table where it has one."""
+        """Every service, or the one that `?service=` names, with its table where it has one."""
+        only = request.query.get("service", "")
         lines = []
-        for line in views.routes(self._facts, SLICE):
+        for line in views.routes(self._facts, SLICE, only):
             if line is not None:
                 lines.append(line)
             await asyncio.sleep(0)
+        if only and not lines:
+            return answer.error(404, "no such service", "not_found")
         return answer.page(lines)
 
     async def update(self, request: web.Request) -> web.Response:

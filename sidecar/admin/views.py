@@ -213,14 +213,16 @@ def breakers(facts: Facts, scope: str = "", key: str = "") -> Iterator[BreakerLi
         )
 
 
-def routes(facts: Facts, size: int) -> Iterator[RouteLine | None]:
-    """Every service with its endpoints; None after each `size` of these: streams run in between.
+def routes(facts: Facts, size: int, only: str = "") -> Iterator[RouteLine | None]:
+    """Every service, or `only` that one, with its endpoints; None after each `size` of these: streams run in between.
 
     There may be 10,000 of them.
     """
     now = facts.now()
     tables = {} if facts.routes is None else {view.table.service: view for view in facts.routes.outlines()}
     for name, service in list(facts.fleet.services.items()):
+        if only not in ("", name):
+            continue
         endpoints = []
         for number, node in enumerate(list(service.nodes.values()), 1):
             endpoints.append(_endpoint(node, now))
@@ -230,7 +232,8 @@ def routes(facts: Facts, size: int) -> Iterator[RouteLine | None]:
         yield _route(str(name), service, endpoints, None if view is None else table_line(facts, view))
     # Tables of services that nobody asked for here yet.
     for other, view in tables.items():
-        yield RouteLine(other, view.table.models or (other,), {}, "", 0, [], table_line(facts, view))
+        if only in ("", other):
+            yield RouteLine(other, view.table.models or (other,), {}, "", 0, [], table_line(facts, view))
 
 
 def sessions(facts: Facts, session_id: str) -> list[SessionLine]:

@@ -43,6 +43,15 @@ async def test_a_service_that_only_files_name_has_no_table() -> None:
             assert [line["table"] for line in lines if line["service"] == CHAT] == [None]
 
 
+async def test_one_service_may_be_asked_for() -> None:
+    async with door(facts(FakeDesk(table(), table("other")))) as admin:
+        for name in (CHAT, "other"):
+            status, lines = await page(admin, "GET", f"/routes?service={name}")
+            assert (status, [line["service"] for line in lines]) == (200, [name])
+        status, said = await page(admin, "GET", "/routes?service=nobody")
+        assert (status, said["error"]["code"]) == (404, "not_found")
+
+
 async def test_an_update_is_taken_and_answered_with_what_it_made() -> None:
     made = FakeDesk(says=Accepted(table(CHAT, rollout()), 9, repeated=True))
     async with door(facts(made)) as admin:
