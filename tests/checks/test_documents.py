@@ -122,6 +122,15 @@ def test_every_phase_of_a_canary_and_every_order_is_explained() -> None:
         assert re.search(rf"\b{order.replace('_', ' .*--')}\b", orders), order
 
 
+def test_every_event_of_routes_and_canaries_is_explained() -> None:
+    said = {word for row in rows("routing.md", 2) for word in row[0].split(", ")}
+    files = ("rollouts.py", "routes.py", "zones.py", "core/zone.py", "core/down.py")
+    source = "".join((ROOT / "sidecar" / name).read_text(encoding="utf-8") for name in files)
+    told = set(re.findall(r'"((?:rollout|zones?|version|route)_[a-z_]+)"', source))
+    told |= {f"rollout_{word}" for word in ("begun", "step", "resumed", *get_args(Phase)) if word != "running"}
+    assert len(told) > 15 and told <= said
+
+
 def test_every_member_of_an_update_is_explained() -> None:
     text = (DOCS / "routing.md").read_text(encoding="utf-8").partition("## Three doors")[2].partition("## Refusals")[0]
     for name in UpdateDocument.__struct_fields__:
