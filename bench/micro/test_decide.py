@@ -6,6 +6,7 @@ They are half as much again as what it took when they were set, so that noise pa
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from bench.micro.conftest import Budgeted
 from sidecar.core.balance import Choice, pick
@@ -17,7 +18,7 @@ from sidecar.core.split import pick_version
 from sidecar.core.window import Window
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Endpoint, Identity, NodeBreaker, Service, Snapshot
+from sidecar.policy.schema import Endpoint, Identity, NodeBreaker, Service, Snapshot, ZoneDecay
 from sidecar.wire.headers import PASSED, Line
 
 ACQUIRE_RECORD_NS = 450
@@ -28,6 +29,7 @@ SERVICE_FOR_NS = 100
 SESSION_NS = 190
 PICK_NS = {1: 1500, 100: 1500, 10_000: 2600}
 PICK_BOUND_NS = 800
+PICK_SPARED_NS = 1500
 PICK_VERSION_NS = 550
 
 UNITS = 200
@@ -163,6 +165,21 @@ def test_pick_of_a_bound_session(budget: Budgeted, count: int) -> None:
             pick(state, session, None, "m", (), 1.0, fleet.chance)
 
     budget(PICK_BOUND_NS, run, UNITS)
+
+
+@pytest.mark.parametrize("count", [100, 10_000])
+def test_pick_while_a_zone_is_turned_down(budget: Budgeted, count: int) -> None:
+    service = service_of(count)
+    zoned = tuple(replace(each, zone="abc"[number % 3]) for number, each in enumerate(service.endpoints))
+    fleet, state = state_of(replace(service, endpoints=zoned, zone_decay=ZoneDecay()))
+    state.turn({"a": 0.1})
+    assert state.turned
+
+    def run() -> None:
+        for _ in range(UNITS):
+            pick(state, None, None, "m", (), 1.0, fleet.chance)
+
+    budget(PICK_SPARED_NS, run, UNITS)
 
 
 def test_pick_version_of_a_bound_session(budget: Budgeted) -> None:
