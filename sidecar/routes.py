@@ -128,12 +128,7 @@ class Routes:
 
     def tables(self) -> list[TableView]:
         """See `Desk`."""
-        return [view for name in self.tabled() if (view := self.standing(name)) is not None]
-
-    def tabled(self) -> list[str]:
-        """The services that have tables, in order; which of them can be read, `standing` says. For who takes them one
-        by one: a thousand tables that nobody asked for yet take half a second to read."""
-        return sorted(self._orders)
+        return [view for name in sorted(self._orders) if (view := self.standing(name)) is not None]
 
     def outlines(self) -> list[TableView]:
         """See `Desk`."""

@@ -32,8 +32,9 @@ from grpc_reflection.v1alpha import reflection
 from sidecar.control import convert
 from sidecar.control.door import Door
 from sidecar.control.pb import control_pb2 as pb
-from sidecar.control.stream import Counts, Say, Source, Stream
+from sidecar.control.stream import Counts, Say, Stream
 from sidecar.control.writers import Writers, caller
+from sidecar.core.desk import Desk
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["DescriptorControl"].full_name
 METHOD: Final = "DescriptorStream"
@@ -65,7 +66,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class Control:
     """A server that serves. `port`: the one that it has; `address`: with its host before it. `counts`: for metrics."""
 
-    def __init__(self, desk: Source, writers: Writers, say: Say, answered: Callable[[str], None]) -> None:
+    def __init__(self, desk: Desk, writers: Writers, say: Say, answered: Callable[[str], None]) -> None:
         self.port = 0
         self.address = ""
         self.counts = Counts(answered)
@@ -176,7 +177,7 @@ class _Wire:
 
 @contextlib.asynccontextmanager
 async def serving(
-    desk: Source, door: Door, tasks: asyncio.TaskGroup, say: Say, answered: Callable[[str], None]
+    desk: Desk, door: Door, tasks: asyncio.TaskGroup, say: Say, answered: Callable[[str], None]
 ) -> AsyncIterator[Control]:
     """The descriptor stream over `desk`, while the context lasts. `answered` counts (`stream.Counts`). OSError where an
     address, a certificate or a token is not to be had."""

@@ -15,14 +15,14 @@ On callables that read and write messages, so that it can be held against script
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from sidecar.control import convert
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.writers import Caller, Writers
-from sidecar.core.desk import Desk, Event, Feed, Notice, TableView
+from sidecar.core.desk import Desk, Event, Feed, Notice
 from sidecar.core.revise import Accepted, Refused
 
 FIRST_S: Final = 0.05
@@ -35,17 +35,6 @@ LAST_S: Final = 0.2
 
 Say = Callable[..., None]
 """`say(level, event, **fields)`: a line in the log."""
-
-
-class Source(Desk, Protocol):
-    """The desk, as it is asked for one table at a time: there may be thousands, and reading one may take a while."""
-
-    def tabled(self) -> list[str]:
-        """Every service that has a table, in the order of `tables`."""
-
-    def standing(self, service: str) -> TableView | None:
-        """Its table as it stands; None: it has none."""
-
 
 DRAINING: Final = Notice("", "draining", "the sidecar stops; another one has the same tables")
 
@@ -79,7 +68,7 @@ class Stream:
 
     def __init__(
         self,
-        desk: Source,
+        desk: Desk,
         writers: Writers,
         caller: Caller,
         encoder: convert.Encoder,
@@ -224,7 +213,7 @@ class Stream:
     async def _follow(self, feed: Feed, wish: Wish) -> None:
         """A snapshot and what comes after it, until the client wishes otherwise or has missed some of it."""
         # In the turn of the subscription: what comes later is in the feed.
-        names = [name for name in self._desk.tabled() if wish.wants(name)]
+        names = [view.table.service for view in self._desk.outlines() if wish.wants(view.table.service)]
         self._settled.set()
         told = await self._snapshot(names, wish)
         while self._wish is wish:

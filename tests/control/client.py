@@ -17,7 +17,7 @@ from blockbuster import blockbuster_ctx
 from sidecar.control.door import Door
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.server import Control, serving
-from sidecar.control.stream import Source
+from sidecar.core.desk import Desk
 
 METHOD = "/sidecar.control.v1.DescriptorControl/DescriptorStream"
 LIMIT_S = 5.0
@@ -113,7 +113,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def served(
-    desk: Source,
+    desk: Desk,
     lines: list[Line] | None = None,
     answers: list[str] | None = None,
     *,

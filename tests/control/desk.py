@@ -43,7 +43,7 @@ class FakeFeed:
 
 
 class FakeDesk:
-    """`control.stream.Source`. While `gate` is clear no update is done; `submitted` has all that were begun."""
+    """`core.desk.Desk`. While `gate` is clear no update is done; `submitted` has all that were begun."""
 
     def __init__(self, *files: Service, limit: int = 64) -> None:
         self._files = {service.name: service for service in files or (FILE,)}
@@ -61,9 +61,6 @@ class FakeDesk:
 
     def outlines(self) -> list[TableView]:
         return [outline(view) for view in self.tables()]
-
-    def tabled(self) -> list[str]:
-        return sorted(self._views)
 
     def standing(self, service: str) -> TableView | None:
         return self._views.get(service)
