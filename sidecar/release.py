@@ -410,20 +410,28 @@ def _show_routes(body: bytes) -> None:
     rows: list[Sequence[str]] = []
     for route in routes:
         models = ",".join(route.models)
-        shares = {each.name: each.weight for each in route.table.versions} if route.table is not None else route.split
+        shares = _weights_of(route)
         idle = [name for name in shares if all(each.version != name for each in route.endpoints)]
         for name in idle if route.table is not None else ():
-            rows.append((route.service, models, name, f"{shares[name]:g}", *("",) * 5))
+            rows.append((route.service, models, name, f"{shares[name]:.4g}", *("",) * 5))
         if not route.endpoints and not (idle and route.table is not None):
             rows.append((route.service, models, *("",) * 7))
         for each in route.endpoints:
-            part = f"{shares.get(each.version, 0):g}" if shares else ""
+            part = f"{shares.get(each.version, 0):.4g}" if shares else ""
             load = (str(each.in_flight), str(each.waiting))
             rows.append((route.service, models, each.version, part, each.key, each.zone, each.state, *load))
-    print_table(("SERVICE", "MODELS", "VERSION", "PART", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"), rows)
+    print_table(("SERVICE", "MODELS", "VERSION", "WEIGHT", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"), rows)
     for route in routes:
         for words in _told(route.table) if route.table is not None else ():
             print(f"    service {printable(route.service)}: {printable(words)}")
+
+
+def _weights_of(route: Route) -> dict[str, float]:
+    """Each version's share of new sessions: by the table, else by the file's parts; none where any version serves."""
+    if route.table is not None:
+        return {each.name: each.weight for each in route.table.versions}
+    total = sum(route.split.values())
+    return {name: part / total for name, part in route.split.items()} if total else {}
 
 
 def _told(table: RouteTable) -> Iterator[str]:

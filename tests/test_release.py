@@ -118,15 +118,20 @@ def test_routes_are_a_table_with_the_weights_that_stand(admin: Admin, capsys: py
         "rollout": CANARY,
     }
     chat = {"service": "chat", "models": ["a", "b*"], "split": {"v1": 1.0}, "endpoints": [endpoint], "table": stood}
-    plain = {"service": "plain", "models": [], "split": {"v1": 95.0}, "endpoints": [{**endpoint, "version": "v1"}]}
+    plain = {
+        "service": "plain",
+        "models": [],
+        "split": {"v1": 95.0, "v2": 5.0},
+        "endpoints": [{**endpoint, "version": "v1"}],
+    }
     admin.says("/routes", [chat, plain, {"service": "empty"}])
     assert run(admin, "routes", "list") == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split() for line in shown if line[0] != " "] == [
-        ["SERVICE", "MODELS", "VERSION", "PART", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"],
+        ["SERVICE", "MODELS", "VERSION", "WEIGHT", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"],
         ["chat", "a,b*", "v1", "0.9", *["-"] * 5],
         ["chat", "a,b*", "v2", "0.1", "a:80", "z", "closed", "4", "1"],
-        ["plain", "-", "v1", "95", "a:80", "z", "closed", "4", "1"],
+        ["plain", "-", "v1", "0.95", "a:80", "z", "closed", "4", "1"],
         ["empty", *["-"] * 8],
     ]
     assert [line for line in shown if line[0] == " "] == [

@@ -39,5 +39,8 @@ def parse_name(text: str) -> str:
 
 
 def iso(unix_s: float) -> str:
-    """ISO 8601 in UTC, milliseconds."""
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """ISO 8601 in UTC, milliseconds; empty for what is no time: a record of the log may say anything."""
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, OSError, ValueError):
+        return ""

@@ -1,8 +1,10 @@
 """Names and time spans, as operators write them."""
 
+import math
+
 import pytest
 
-from sidecar.admin.words import MAX_NAME, MAX_SPAN_S, OPERATOR, parse_name, parse_span
+from sidecar.admin.words import MAX_NAME, MAX_SPAN_S, OPERATOR, iso, parse_name, parse_span
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,18 @@ def test_names(text: str) -> None:
 def test_what_nobody_is_called_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="1-64 printable characters"):
         parse_name(text)
+
+
+@pytest.mark.parametrize(
+    ("unix_s", "text"),
+    [
+        (0.0, "1970-01-01T00:00:00.000Z"),
+        (1_700_000_000.1236, "2023-11-14T22:13:20.124Z"),
+        (1e18, ""),
+        (-1e18, ""),
+        (math.nan, ""),
+        (math.inf, ""),
+    ],
+)
+def test_a_time_is_shown_and_what_is_none_is_not(unix_s: float, text: str) -> None:
+    assert iso(unix_s) == text
