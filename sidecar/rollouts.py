@@ -15,9 +15,10 @@ nothing else.
    from the log, reads on from where it was, in the same order as all.
 2. An observer numbers what it tells of a step, from 0. If the log's oldest entry is later than where we are to read
    on, something may have been trimmed: then an observer whose next number is not the one that is due has told what we
-   will never know. Who missed something does not judge the step: others did not. If it is still not judged after
-   `PATIENCE` times what the log keeps, nobody has all of it any more (every sidecar was started anew, say), and one
-   judges with what it has: fewer answers, and no worse ones.
+   will never know. Who missed something does not judge the step: others did not, and everybody says with each tally
+   whether it is one of those. If none of those was heard of for `ORPHANED_S`, nobody may have all of it any more (every
+   sidecar was started anew in the middle of a long step, say), and one judges with what it has: fewer answers, and no
+   worse ones. That is another test of the same step, with a false alarm rate of its own.
 3. With the log away nothing is judged. What is seen meanwhile is counted on, and told on return.
 4. Attempts that began before the step was known here are not observed. Of a version that just got its traffic the
    short answers end first: beside a baseline whose long ones are under way for minutes it would seem to break off.
@@ -37,19 +38,29 @@ from sidecar.core.desk import Desk, Notice, TableView
 from sidecar.core.fleet import Fleet, ServiceState
 from sidecar.core.revise import Accepted, Refused
 from sidecar.core.table import Rollout, Table
-from sidecar.core.verdict import Tally, Verdict
+from sidecar.core.verdict import Verdict
 from sidecar.kernel.ids import ServiceName
-from sidecar.txlog import summary
 from sidecar.txlog.codec import Unreadable, route_key, shard_of
 from sidecar.txlog.log import State
 from sidecar.txlog.store import Entry, StoreDown
+from sidecar.txlog.summary import (
+    FORGOTTEN_MS,
+    MOST_OBSERVERS,
+    Observed,
+    Summary,
+    decode,
+    decode_trial,
+    encode_trial,
+)
 
 TICK_S: Final = 1.0
 SHORTEST_TICK_S: Final = 0.1
 BLOCKS: Final = 30
 """Of a step: a short one is looked at more often than once a second."""
 PAGE: Final = 200
-PATIENCE: Final = 2.0
+ORPHANED_S: Final = 60.0
+"""A minute with a bad canary, where nobody who knew more is left; and longer than a sidecar is without a word that has
+traffic."""
 EARLIER_MS: Final = 2_000
 """Evidence is read from so long before a step began by its writer's clock: that one only estimates the server's."""
 STALE_S: Final = 5.0
@@ -98,7 +109,8 @@ class Counts:
 
 
 class Followed:
-    """One step of one service's rollout, as this sidecar follows it. Times are monotonic seconds."""
+    """One step of one service's rollout, as this sidecar follows it. Milliseconds are the log server's, `read_at` is
+    monotonic."""
 
     __slots__ = (
         "_checked",
@@ -111,21 +123,22 @@ class Followed:
         "read_at",
         "rollout",
         "said",
-        "since",
         "table",
         "trial",
         "verdict",
         "whole",
+        "whole_ms",
     )
 
-    def __init__(self, table: Table, rollout: Rollout, now: float) -> None:
+    def __init__(self, table: Table, rollout: Rollout, now_ms: int) -> None:
         self.table = table
         self.rollout = rollout
         self.trial = Trial(rollout.id, rollout.step, rollout.version, rollout.plan.baseline, rollout.plan)
-        self.since = now
         self.cursor = f"{max(0, rollout.since_us // 1000 - EARLIER_MS)}-0"
         self.read_at: float | None = None
         self.whole = True
+        self.whole_ms = now_ms
+        """When somebody was last heard of who missed nothing; at first, when we began to listen."""
         self.doubted = False
         self.part = 0
         """The number of the next tally of ours."""
@@ -150,23 +163,29 @@ class Followed:
         """Whether an entry may be about this rollout: most are not, and are not decoded."""
         return self._needle in entry.data
 
-    def add(self, seen: summary.Summary, part: int, tally: Tally, at_ms: int) -> bool:
+    def add(self, seen: Summary, told: Observed, at_ms: int) -> bool:
         """Adds what an observer told; False if it was heard before."""
         observer = seen.observer
         last, heard_ms = self._heard.get(observer, (-1, at_ms))
-        if seen.seq <= last and at_ms - heard_ms < summary.FORGOTTEN_MS:
+        if seen.seq <= last and at_ms - heard_ms < FORGOTTEN_MS:
             return False
-        if len(self._heard) >= summary.MOST_OBSERVERS and observer not in self._heard:
+        if len(self._heard) >= MOST_OBSERVERS and observer not in self._heard:
             return False
         self._heard[observer] = seen.seq, at_ms
         due = self._parts.get(observer, 0)
         if self.doubted and observer not in self._checked:
             self._checked.add(observer)
             # From 0 anew is who was restarted.
-            self.whole = self.whole and part in (0, due)
-        self._parts[observer] = part + 1
-        self.trial.add(tally, at_ms)
+            self.whole = self.whole and told.part in (0, due)
+        self._parts[observer] = told.part + 1
+        if told.whole:
+            self.whole_ms = max(self.whole_ms, at_ms)
+        self.trial.add(told.tally, at_ms)
         return True
+
+    def may_judge(self, now_ms: int) -> bool:
+        """Whether what was read is all there is, or nobody is left who read more."""
+        return self.whole or now_ms - self.whole_ms > 1000 * ORPHANED_S
 
 
 class Rollouts:
@@ -265,7 +284,7 @@ class Rollouts:
             self._leave(name)
         elif followed is None or followed.key != (rollout.id, rollout.step):
             self._leave(name)
-            self._followed[name] = Followed(table, rollout, self._clock())
+            self._followed[name] = Followed(table, rollout, self._now_us() // 1000)
             self._attach(name)
         else:
             followed.table, followed.rollout = table, rollout
@@ -287,6 +306,9 @@ class Rollouts:
 
     # Our own.
 
+    def _now_us(self) -> int:
+        return self._server_us(self._clock())
+
     def _attach(self, name: str) -> ServiceState | None:
         """Puts the trial where the request path looks for it: the service may have been made since, or made anew."""
         service = self._fleet.services.get(ServiceName(name))
@@ -305,7 +327,7 @@ class Rollouts:
     def _told(self, service: ServiceState, followed: Followed) -> None:
         tally = followed.trial.take()
         if tally is not None:
-            self._tell(service, summary.encode_trial(followed.part, tally))
+            self._tell(service, encode_trial(Observed(followed.part, tally, followed.whole)))
             followed.part += 1
             self.counts.told += 1
 
@@ -331,30 +353,29 @@ class Rollouts:
         followed.read_at = self._clock()
         if followed.doubted and not followed.whole:
             self.counts.lost += 1
-            hint = "others judge this step; this sidecar does so alone after twice what the log keeps"
+            hint = "others judge this step; where none is left who can, this sidecar does with what it has"
             self._say("warning", "rollout_evidence_trimmed", service=name, version=followed.rollout.version, hint=hint)
         followed.doubted = False
 
     def _heard(self, name: str, followed: Followed, entry: Entry) -> None:
         try:
-            seen = summary.decode(entry.data)
+            seen = decode(entry.data)
             if seen.service != name or not seen.trial:
                 return
-            part, tally = summary.decode_trial(seen.trial)
+            told = decode_trial(seen.trial)
             at_ms = _numbers(entry.id)[0]
         except Unreadable:
             self.counts.unreadable += 1
             return
-        if (tally.rollout, tally.step) == followed.key and followed.add(seen, part, tally, at_ms):
+        if (told.tally.rollout, told.tally.step) == followed.key and followed.add(seen, told, at_ms):
             self.counts.foreign += 1
 
     async def _judge(self, name: str, service: ServiceState, followed: Followed) -> None:
         verdict = followed.verdict = followed.trial.verdict()
         rollout = followed.rollout
-        keep_s = float(service.policy.shared.retention_s)
-        if rollout.phase != "running" or not (followed.whole or self._clock() - followed.since > PATIENCE * keep_s):
+        now_us = self._now_us()
+        if rollout.phase != "running" or not followed.may_judge(now_us // 1000):
             return
-        now_us = self._server_us(self._clock())
         moved = machine.judged(followed.table, verdict, now_us, service.ready, self._observer)
         if moved is None:
             self._say_stuck(name, service, followed, verdict, now_us)

@@ -1,6 +1,7 @@
 """The conductor: who observes, what is told and read back, and who may conclude what from it."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,11 @@ from sidecar.core.verdict import Tally
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Endpoint, LongSeconds, Service, Shared, Snapshot
-from sidecar.rollouts import PATIENCE, Rollouts
+from sidecar.rollouts import ORPHANED_S, Rollouts
 from sidecar.txlog.codec import route_key, shard_of
 from sidecar.txlog.log import State
 from sidecar.txlog.store import Entry, StoreDown
-from sidecar.txlog.summary import Summary, decode, encode, encode_trial
+from sidecar.txlog.summary import Observed, Summary, decode, decode_trial, encode, encode_trial
 
 BEGIN_MS = 1_700_000_000_000
 NAME = ServiceName("chat")
@@ -129,6 +130,7 @@ class Pod:
         self.moves: list[tuple[str, str]] = []
         self.lines: list[tuple[str, str, dict[str, Any]]] = []
         self.seq = BEGIN_MS
+        self.chance = random.Random(name)
         self.table = table
         self.fleet = Fleet(lambda: 0.5)
         self.fleet.apply(Snapshot(version=1, services=(POLICY,)), 0.0)
@@ -166,7 +168,17 @@ class Pod:
         for number in range(good + bad):
             well = number >= bad
             ending, result = (Ending.COMPLETE, Result.SUCCESS) if well else (Ending.ERROR_IN_BAND, Result.FAILURE)
-            trial.observe(version, 1000, ending, result, 0.2, 0.02, 100 if well else 10, "stop" if well else "")
+            trial.observe(
+                version,
+                1000,
+                ending,
+                result,
+                0.2,
+                0.02,
+                100 if well else 10,
+                "stop" if well else "",
+                self.chance.randrange(32),
+            )
 
     async def second(self, bad: int = 0, base_bad: int = 0) -> None:
         """A second of traffic, and the look at its end."""
@@ -292,7 +304,7 @@ async def test_who_joins_in_mid_step_knows_what_all_know() -> None:
 
 
 @pytest.mark.parametrize("trimmed", [1, 10])
-async def test_who_missed_a_part_does_not_judge_until_nobody_else_can(trimmed: int) -> None:
+async def test_who_missed_a_part_does_not_judge_until_nobody_is_left_who_can(trimmed: int) -> None:
     log, table, early = one()
     table.put(begun(plan=replace(PLAN, steps=(Step(2000, 5.0, 40), Step(PARTS, 0.0, 1)))))
     for _ in range(4):
@@ -308,7 +320,26 @@ async def test_who_missed_a_part_does_not_judge_until_nobody_else_can(trimmed: i
     while table.phase() == "running" and log.now < 1000:
         await late.second()
     assert table.phase() == "promoted"
-    assert log.now - began == pytest.approx(PATIENCE * 100, abs=2)
+    assert log.now - began == pytest.approx(ORPHANED_S, abs=2)
+
+
+async def test_who_missed_a_part_leaves_the_step_to_who_did_not() -> None:
+    log, table = Log(), Table0()
+    early = Pod(log, table)
+    table.put(begun(plan=replace(PLAN, steps=(Step(2000, 200.0, 100), Step(PARTS, 0.0, 1)))))
+    for _ in range(10):
+        await early.second()
+    log.trim(5)
+    late = Pod(log, table, "pod-2")
+    while table.phase() == "running":
+        assert log.now < 250
+        log.now += 1.0
+        for pod in (late, early):  # the late one would be the first
+            pod.ends("v1", 20)
+            pod.ends("v2", 5)
+            await pod.rollouts.tick()
+    assert table.rollout.by == "pod-1" and late.rollouts.counts.lost == 1
+    assert not decode_trial(decode(log.entries[-2].data).trial).whole
 
 
 async def test_trimmed_while_it_was_away_is_noticed() -> None:
@@ -362,18 +393,18 @@ async def test_foreign_bytes_are_counted_and_stop_nothing() -> None:
     good = Tally("r1", 0, {0: 5})
     for trial in (
         b"\xc1r1",
-        encode_trial(0, Tally("r1", 0, {1 << 40: 5})),
-        encode_trial(0, Tally("r1", 0, {0: -5})),
-        encode_trial(-1, good),
+        encode_trial(Observed(0, Tally("r1", 0, {1 << 40: 5}))),
+        encode_trial(Observed(0, Tally("r1", 0, {0: -5}))),
+        encode_trial(Observed(-1, good)),
         b"\x92\x00\xa2r1",
     ):
         log.append(encode(Summary("evil", 1, NAME, 0, trial=trial)))
     log.append(b"\x01 r1 no summary")
     log.append(b"\xff r1")
     # Another service's, another rollout's, another step's: none of ours, and nothing wrong with them.
-    log.append(encode(Summary("pod-2", 1, "other", 0, trial=encode_trial(0, good))))
-    log.append(encode(Summary("pod-2", 2, NAME, 0, trial=encode_trial(0, replace(good, rollout="r12")))))
-    log.append(encode(Summary("pod-2", 3, NAME, 0, trial=encode_trial(0, replace(good, step=1)))))
+    log.append(encode(Summary("pod-2", 1, "other", 0, trial=encode_trial(Observed(0, good)))))
+    log.append(encode(Summary("pod-2", 2, NAME, 0, trial=encode_trial(Observed(0, replace(good, rollout="r12"))))))
+    log.append(encode(Summary("pod-2", 3, NAME, 0, trial=encode_trial(Observed(0, replace(good, step=1))))))
     log.append(encode(Summary("r1", 4, NAME, 0)))
     await pod.second()
     assert pod.rollouts.counts.unreadable == 7
@@ -583,5 +614,5 @@ async def test_its_own_fault_is_said_and_costs_one_look() -> None:
 
 
 def test_a_tally_within_a_summary_comes_back() -> None:
-    told = encode_trial(3, Tally("r1", 2, {0: 5, 700: 1}))
+    told = encode_trial(Observed(3, Tally("r1", 2, {0: 5, 700: 1})))
     assert decode(encode(Summary("pod-1", 1, NAME, 0, trial=told))).trial == told

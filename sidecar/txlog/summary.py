@@ -10,7 +10,7 @@ endpoint: array of key, version, {outcome: n}, {result: n of copies}, {bucket: n
 counts:   array of good, errors, slow, location, timed, left; nil: the detector had nothing to say
 runs:     array of failures in a row: before the first success, at most, after the last; nil: none failed
 zones:    {zone: array of {bucket: n}, timed, left}, as in `core.zone.Told`; of services that watch them
-trial:    msgpack array: part, tally (`core.verdict`); empty: none
+trial:    msgpack array: part, tally (`core.verdict`), whole; empty: none
 ```
 
 1. Nothing is here that the request path has to count anew: outcomes are the difference of metrics (`telemetry.tally`),
@@ -161,14 +161,20 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
     trial: bytes = b""
 
 
-class _Trial(msgspec.Struct, frozen=True, array_like=True):
+class Observed(msgspec.Struct, frozen=True, array_like=True):
+    """An observer's tally of a rollout's step, the `part`-th that it tells of it, from 0.
+
+    `whole`: it has read all that was told of the step, as far as it knows, and so may conclude.
+    """
+
     part: int
     tally: Tally
+    whole: bool = True
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Body)
-_trial_decoder: Final = msgspec.msgpack.Decoder(_Trial)
+_trial_decoder: Final = msgspec.msgpack.Decoder(Observed)
 
 
 def encode(summary: Summary) -> bytes:
@@ -226,20 +232,20 @@ def decode(data: bytes) -> Summary:
     )
 
 
-def encode_trial(part: int, tally: Tally) -> bytes:
-    """An observer's tally of a rollout's step, the `part`-th that it tells of it, from 0; for `Summary.trial`."""
-    return _encoder.encode(_Trial(part, tally))
+def encode_trial(told: Observed) -> bytes:
+    """For `Summary.trial`."""
+    return _encoder.encode(told)
 
 
-def decode_trial(data: bytes) -> tuple[int, Tally]:
+def decode_trial(data: bytes) -> Observed:
     """The inverse. `Unreadable` for what is none of ours."""
     try:
-        trial = _trial_decoder.decode(data)
+        told = _trial_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise Unreadable(f"no tally of a rollout: {exc}") from exc
-    if trial.part < 0 or not trial.tally.valid():
+    if told.part < 0 or not told.tally.valid():
         raise Unreadable("no tally of a rollout: a number in it is none")
-    return trial.part, trial.tally
+    return told
 
 
 def _packed(each: EndpointSummary) -> _Endpoint:

@@ -30,6 +30,7 @@ from sidecar.txlog.summary import (
     RESULTS,
     EndpointSummary,
     Heard,
+    Observed,
     Summary,
     Teller,
     decode,
@@ -256,10 +257,12 @@ OBSERVED = Tally("r1", 2, {0: 40, 700: 3, KEYS - 1: 1})
 
 
 def test_tally_of_a_rollout_comes_back_and_its_bytes_are_what_other_releases_read() -> None:
-    assert encode_trial(7, OBSERVED) == bytes.fromhex("920793a2723102830028cd02bc03cd77ff01")
-    assert decode_trial(encode_trial(7, OBSERVED)) == (7, OBSERVED)
-    longer = msgspec.msgpack.encode([7, ["r1", 2, OBSERVED.counts, "of a later release"], "and more"])
-    assert decode_trial(longer) == (7, OBSERVED)
+    told = Observed(7, OBSERVED, False)
+    assert encode_trial(told) == bytes.fromhex("930793a2723102830028cd02bc03ce000effff01c2")
+    assert decode_trial(encode_trial(told)) == told
+    longer = msgspec.msgpack.encode([7, ["r1", 2, OBSERVED.counts, "of a later release"], False, "and more"])
+    assert decode_trial(longer) == told
+    assert decode_trial(msgspec.msgpack.encode([7, ["r1", 2, OBSERVED.counts]])).whole
 
 
 @pytest.mark.parametrize(
@@ -292,10 +295,10 @@ def test_what_is_no_tally_of_a_rollout_is_unreadable_and_hides_nothing(body: obj
 @given(st.binary(max_size=100))
 def test_no_bytes_of_a_tally_do_more_than_be_unreadable(data: bytes) -> None:
     try:
-        part, tally = decode_trial(data)
+        told = decode_trial(data)
     except Unreadable:
         return
-    assert part >= 0 and tally.valid()
+    assert told.part >= 0 and told.tally.valid()
 
 
 def test_observed_rollout_is_told_for_itself_among_the_other_summaries() -> None:
