@@ -287,7 +287,7 @@ def health(facts: Facts) -> HealthPage:
         parts["routes"] = _routes_part(facts.routes.outlines())
     for name, port in (("control", facts.control), ("xds", facts.xds)):
         if port is not None:
-            parts[name] = Part(True, f"{port.address}, {port.streams} streams")
+            parts[name] = Part(True, f"{port.address}, {_some(port.streams, 'stream')}")
     return HealthPage(
         status="ready" if verdict.ready else "not_ready",
         reason=verdict.reason,
@@ -406,7 +406,7 @@ def _route(name: str, service: ServiceState, endpoints: list[EndpointLine], tabl
 
 def _routes_part(views: list[TableView]) -> Part:
     """How many services have a table, and whose canary is under way. Nothing about tables makes a sidecar unready."""
-    words = [f"{len(views)} tables"]
+    words = [_some(len(views), "table")]
     for view in views:
         rollout = view.table.rollout
         if rollout is not None and rollout.live and len(words) <= MANY:
@@ -414,6 +414,10 @@ def _routes_part(views: list[TableView]) -> Part:
     if len(words) > MANY:
         words[MANY:] = ["..."]
     return Part(True, ", ".join(words))
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _endpoint(node: Node, now: float) -> EndpointLine:

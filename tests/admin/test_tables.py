@@ -1,8 +1,12 @@
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.admin.tables import rollout_line, table_line, update_page
+from sidecar.admin.views import encode
 from sidecar.core.canary import Trial
+from sidecar.core.desk import TableView
 from sidecar.core.table import Decay, Table, Version
 from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import Endpoint
@@ -85,3 +89,16 @@ def test_what_the_analysis_would_say_is_told_while_it_judges_this_very_step() ->
     for other in (rollout(step=1), rollout(id="r2"), rollout("failed")):
         told = rollout_line(facts, table(CHAT, other), 5)
         assert told is not None and told.verdict is None
+
+
+HOSTILE = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@given(st.text(max_size=9), HOSTILE, HOSTILE, st.floats(), st.sampled_from(["running", "failed"]))
+def test_whatever_a_record_says_can_be_shown(name: str, since_us: int, step: int, share: float, phase: str) -> None:
+    zones = {name: Decay(share, since_us, name)}
+    made = rollout(phase, step, since_us=since_us, why=name, version=name)
+    stood = Table(CHAT, (Version(name, 10_000),), zones=zones, rollout=made)
+    line = table_line(StillFacts(snapshot(service(A))), TableView(stood, since_us, since_us, name, name))
+    assert line.rollout is not None and line.rollout.version == name
+    assert msgspec.json.decode(encode(line))

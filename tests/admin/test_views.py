@@ -395,9 +395,9 @@ def test_health_tells_of_tables_and_canaries_under_way() -> None:
 
 def test_health_tells_of_the_ports_that_are_on() -> None:
     facts = StillFacts(snapshot(service(A)))
-    facts.control, facts.xds = ControlView("127.0.0.1:9402", 3), ControlView("127.0.0.1:9403", 0)
+    facts.control, facts.xds = ControlView("127.0.0.1:9402", 1), ControlView("127.0.0.1:9403", 0)
     parts = views.health(facts).parts
-    assert (parts["control"].detail, parts["xds"].detail) == ("127.0.0.1:9402, 3 streams", "127.0.0.1:9403, 0 streams")
+    assert (parts["control"].detail, parts["xds"].detail) == ("127.0.0.1:9402, 1 stream", "127.0.0.1:9403, 0 streams")
 
 
 def test_a_table_of_a_service_that_is_not_made_here_is_a_route_without_endpoints() -> None:

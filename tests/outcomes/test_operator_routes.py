@@ -92,4 +92,4 @@ async def test_a_canary_is_held_resumed_led_on_and_taken_back_by_what_is_typed(
         assert 'sidecar_rollout_phase{service="default",phase="aborted"} 1' in text
         assert 'sidecar_route_updates_total{result="accepted"} 1' in text
         parts = json.loads((await told.page(b"/healthz")).body)["parts"]
-        assert parts["routes"] == {"ok": True, "detail": "1 tables"}
+        assert parts["routes"] == {"ok": True, "detail": "1 table"}
