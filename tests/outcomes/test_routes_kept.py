@@ -4,10 +4,14 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.table import Target
 from sidecar.kernel.ids import ServiceName
+from sidecar.main import serving
 from sidecar.policy.schema import Endpoint, Service
+from sidecar.settings import Listen, Settings
 from tests.harness import Upstream, answers, eventually, request
 from tests.outcomes.pods import pod, pods
 from tests.servers import valkey
@@ -120,3 +124,16 @@ async def test_requests_follow_an_answer_at_once() -> None:
             accepted(await routes.submit(asked))
             answer = await it.once(request(CHAT, method=b"POST", headers=[JSON], body=b'{"model": "m"}'))
             assert answer.values(b"x-sidecar-version") == [served]
+
+
+async def test_without_files_the_tables_of_a_shared_log_name_the_services(tmp_path: Path) -> None:
+    settings = Settings(listen=Listen("127.0.0.1", 0), admin=None, control=None, observer="pod-1", access_log="off")
+    async with valkey(tmp_path / "s") as server, Upstream(answers(json_answer(COMPLETION))) as upstream:
+        async with serving(replace(settings, redis=server.url)) as running:
+            of = Sidecar(running)
+            asking = request(CHAT, method=b"POST", headers=[JSON], body=b'{"model": "chat"}')
+            assert (await of.once(asking)).status == 404
+            accepted(await running.routes.submit(update("v1", endpoints=(Target(upstream.url),))))
+            assert (await of.once(asking)).status == 200
+        async with serving(replace(settings, redis=server.url)) as running:
+            assert (await Sidecar(running).once(asking)).status == 200
