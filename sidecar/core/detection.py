@@ -436,8 +436,7 @@ class Detection:
             detector.gaps += 1
         if detector.bad > MOST_COUNTED:
             detector.halve()
-        detector.bad_at.append(now)
-        detector.bad_by.append(session)
+        detector.remember(now, session)
         threshold = self.threshold
         detector.fast = min(2.0 * threshold, detector.fast + self.normal.bad_fast)
         detector.gray = min(2.0 * threshold, detector.gray + self.normal.bad_gray)

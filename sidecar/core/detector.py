@@ -3,7 +3,6 @@
 State alone; `detection` writes it and has the rules.
 """
 
-from collections import deque
 from math import inf
 from typing import Final
 
@@ -108,8 +107,9 @@ class Detector:
         self.shared_timed = 0
         self.shared_left = 0.0
         self._generation = breaker.generation
-        self.bad_at: deque[float] = deque(maxlen=REMEMBERED)
-        self.bad_by: deque[SessionId | None] = deque(maxlen=REMEMBERED)
+        # Lists, of at most REMEMBERED: an empty deque has room for 64, and a sidecar may know 100,000 endpoints.
+        self.bad_at: list[float] = []
+        self.bad_by: list[SessionId | None] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -147,6 +147,13 @@ class Detector:
             self.fast = self.gray = HEAD_START * threshold
             self.tripped = ""
             self.opened_at = inf
+
+    def remember(self, now: float, session: SessionId | None) -> None:
+        """A bad answer, and whose; the oldest of more than REMEMBERED is forgotten."""
+        if len(self.bad_at) >= REMEMBERED:
+            del self.bad_at[0], self.bad_by[0]
+        self.bad_at.append(now)
+        self.bad_by.append(session)
 
     def take_counts(self) -> tuple[int, int, int, float, int, float] | None:
         """What is to be told to other sidecars and was not yet; None: nothing."""

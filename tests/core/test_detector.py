@@ -20,8 +20,7 @@ def detector_of() -> Detector:
 
 
 def charge(detector: Detector, at: float, by: SessionId | None) -> None:
-    detector.bad_at.append(at)
-    detector.bad_by.append(by)
+    detector.remember(at, by)
 
 
 @pytest.mark.parametrize(
