@@ -220,7 +220,7 @@ class Rollouts:
         self._say = say
         self._moved = moved
         self._breathe = breathe
-        self._known: dict[str, tuple[int, Rollout]] = {}
+        self._known: dict[str, tuple[int, Rollout | None]] = {}
         self._followed: dict[str, Followed] = {}
         self.counts = Counts()
 
@@ -234,7 +234,7 @@ class Rollouts:
         feed = self._desk.subscribe()
         try:
             for view in self._desk.outlines():
-                self.adopt(view, news=False)
+                self._take(view, news=False)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._beat())
                 while True:
@@ -243,7 +243,7 @@ class Rollouts:
                         events = list(self._desk.outlines())
                     for event in events:
                         if isinstance(event, TableView):
-                            self.adopt(event)
+                            self._take(event)
         finally:
             feed.close()
             for name in list(self._followed):
@@ -265,6 +265,13 @@ class Rollouts:
         shortest = min((_step_s(each.rollout) for each in self._followed.values()), default=BLOCKS * TICK_S)
         return min(TICK_S, max(SHORTEST_TICK_S, shortest / BLOCKS))
 
+    def _take(self, view: TableView, *, news: bool = True) -> None:
+        try:
+            self.adopt(view, news=news)
+        except Exception as exc:  # noqa: BLE001 - a fault of ours costs this service's rollout, and no other's
+            self._leave(view.table.service)
+            self._say("error", "rollout_crashed", service=view.table.service, exc_info=exc)
+
     def adopt(self, view: TableView, *, news: bool = True) -> None:
         """A service's table as it stands now; `news`: it has just come to be so."""
         table, rollout = view.table, view.table.rollout
@@ -272,16 +279,18 @@ class Rollouts:
         version, before = self._known.get(name, (0, None))
         if version >= view.version:
             return
+        self._known[name] = view.version, rollout
         if rollout is None:
-            self._known.pop(name, None)
             self._leave(name)
             return
-        self._known[name] = view.version, rollout
         if news:
             self._say_moved(name, before, rollout)
         followed = self._followed.get(name)
         if not rollout.live:
             self._leave(name)
+        elif fault := machine.fault_of(rollout):
+            self._leave(name)
+            self._say("error", "rollout_unusable", service=name, version=rollout.version, error=fault)
         elif followed is None or followed.key != (rollout.id, rollout.step):
             self._leave(name)
             self._followed[name] = Followed(table, rollout, self._now_us() // 1000)

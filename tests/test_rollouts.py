@@ -501,6 +501,17 @@ async def test_conclusion_about_a_step_that_is_over_is_dropped() -> None:
     assert pod.rollouts.followed[NAME].key == ("r2", 0)
 
 
+async def test_rollout_that_cannot_be_led_is_said_and_left_alone() -> None:
+    _, table, pod = one()
+    table.put(begun())
+    for odd in (replace(table.rollout, step=7), replace(table.rollout, plan=replace(PLAN, false_alarm=0.0))):
+        table.put(replace(table.table, rollout=odd))
+        assert pod.service.trial is None and pod.events()[-1] == "rollout_unusable"
+        await pod.second()
+    table.put(begun("r2"))
+    assert pod.service.trial is not None
+
+
 async def test_old_table_that_comes_late_changes_nothing() -> None:
     _, table, pod = one()
     table.put(begun())

@@ -102,6 +102,10 @@ def order(table: Table, action: Action, by: str, now_us: int, ready: Ready) -> T
         if back is None:
             return Refused("conflict", f"{blocked(table, ready)}; say the weights yourself to send it there anyway")
         return _moved(back, "aborted", rollout.step, now_us, "abort", said, by)
+    if fault := fault_of(rollout):
+        return Refused(
+            "conflict", f"this rollout cannot be led on here: {fault}; abort it, or say the weights yourself"
+        )
     if _short_of(rollout, rollout.version, ready):
         return Refused("conflict", f"too few of its endpoints may serve: {_readiness(rollout.version, ready)}")
     if action == "promote_full":
@@ -118,7 +122,7 @@ def order(table: Table, action: Action, by: str, now_us: int, ready: Ready) -> T
 def judged(table: Table, verdict: Verdict, now_us: int, ready: Ready, by: str = "") -> tuple[Table, str, str] | None:
     """What a verdict of the step under way makes of the table, with why and the evidence; None: it stays as it is."""
     rollout = table.rollout
-    if rollout is None or rollout.phase != "running":
+    if rollout is None or rollout.phase != "running" or fault_of(rollout):
         return None
     if verdict.word == "fail":
         back = _given_back(table, rollout, ready)
@@ -133,6 +137,14 @@ def judged(table: Table, verdict: Verdict, now_us: int, ready: Ready, by: str = 
     further, step, phase = ahead
     why = "promoted" if phase == "promoted" else "step"
     return _moved(further, phase, step, now_us, why, verdict.evidence, by), why, verdict.evidence
+
+
+def fault_of(rollout: Rollout) -> str:
+    """Why a rollout that a table holds cannot be led here; empty: it can. The log may have anybody's tables, and those
+    of a release with other limits."""
+    if not 0 <= rollout.step < len(rollout.plan.steps):
+        return f"it is at step {rollout.step + 1} of {len(rollout.plan.steps)}"
+    return _wrong(rollout.plan)
 
 
 def due(rollout: Rollout, verdict: Verdict, now_us: int) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sidecar.core.desk import Action
 from sidecar.core.revise import Refused
-from sidecar.core.rollout import TRANSITIONS, begin, blocked, due, judged, order, superseded
+from sidecar.core.rollout import TRANSITIONS, begin, blocked, due, fault_of, judged, order, superseded
 from sidecar.core.table import MAX_STEPS, PARTS, Margins, Phase, Plan, Rollout, Step, Table, Version, parts_of
 from sidecar.core.verdict import Verdict, Word
 
@@ -219,6 +219,22 @@ def test_operator_leads_it() -> None:
         away = order(table, "abort", "me", 9, all_ready)
         assert isinstance(away, Table) and away.weights == {"v1": PARTS, "v2": 0}
         assert rollout_of(away) == Rollout("r1", "v2", PLAN, 0, "aborted", 9, "abort", "by me", "me")
+
+
+@pytest.mark.parametrize("step", [-1, 3, 1 << 40])
+def test_rollout_that_makes_no_sense_is_not_led_and_can_be_ended(step: int) -> None:
+    table = begun()
+    for odd in (
+        replace(rollout_of(table), step=step),
+        replace(rollout_of(table), plan=replace(PLAN, steps=())),
+        replace(rollout_of(table), plan=replace(PLAN, false_alarm=0.0)),
+    ):
+        strange = replace(table, rollout=odd)
+        assert fault_of(odd) and not fault_of(rollout_of(table))
+        assert judged(strange, said("fail"), 99 * SECOND_US, all_ready) is None
+        assert isinstance(order(strange, "promote", "me", 1, all_ready), Refused)
+        away = order(strange, "abort", "me", 1, all_ready)
+        assert isinstance(away, Table) and away.weights == {"v1": PARTS, "v2": 0}
 
 
 def test_superseded_keeps_the_weights() -> None:
