@@ -282,11 +282,11 @@ class ZoneWatch:
             del self._zones[zone]
         now_s = now_us // 1_000_000
         named = sorted({zone for zone in (*ready, *decays) if zone})
+        seen = {zone: known.seen(now_s, _settled_s(decays.get(zone))) for zone, known in self._zones.items()}
         slow: list[Turn] = []
         well: list[Turn] = []
         for zone in named:
-            known = self._zones.get(zone) or _Zone()
-            turn = self._judge(rule, zone, known, decays.get(zone), ready, decays, now_us)
+            turn = self._judge(rule, zone, seen, ready, decays, now_us)
             if turn is not None:
                 (slow if turn.why == "zone_slow" else well).append(turn)
         limit_s = float(rule.latency_s)
@@ -300,21 +300,22 @@ class ZoneWatch:
         self,
         rule: ZoneDecay,
         zone: str,
-        known: _Zone,
-        decay: Decay | None,
+        all_seen: Mapping[str, _Seen],
         ready: Mapping[str, int],
         decays: Mapping[str, Decay],
         now_us: int,
     ) -> Turn | None:
-        now_s = now_us // 1_000_000
-        seen = known.seen(now_s, _settled_s(decay))
-        others = self._others(zone, decays, now_s)
-        usual_s = known.usual_s
+        seen, decay = all_seen.get(zone) or _Seen(), decays.get(zone)
+        share = 1.0 if decay is None else decay.share
+        limit_s = float(rule.latency_s)
+        if share >= 1.0 and not seen.mostly_above(limit_s):
+            return None
+        others = _others(zone, all_seen, decays)
+        others_s = others.median_s
+        known = self._zones.get(zone)
+        usual_s = None if known is None else known.usual_s
         if usual_s is None and decay is not None and decay.usual_s > 0.0:
             usual_s = decay.usual_s
-        limit_s = float(rule.latency_s)
-        others_s = others.median_s
-        share = 1.0 if decay is None else decay.share
         enough = others.n >= MIN_SAMPLES
         slow_s = max(limit_s, TIMES * others_s, TIMES * (usual_s or 0.0))
         lasting = seen.span_s >= LEAST_SPAN_S and seen.mostly_above(slow_s)
@@ -340,16 +341,6 @@ class ZoneWatch:
         up = next((step for step in RAMP if step > share), 1.0)
         why = "zone_ramp" if up < 1.0 else "zone_back"
         return Turn(zone, up, why, words, basis_us, decay.times, decay.usual_s)
-
-    def _others(self, zone: str, decays: Mapping[str, Decay], now_s: int) -> _Seen:
-        """The zones that nothing is taken from, together."""
-        others = _Seen()
-        for name, known in self._zones.items():
-            decay = decays.get(name)
-            if name != zone and (decay is None or decay.share >= 1.0):
-                seen = known.seen(now_s, _settled_s(decay))
-                others.add(seen.sketch, seen.timed, seen.left)
-        return others
 
 
 def turned(table: Table, turn: Turn, now_us: int) -> Table | None:
@@ -377,6 +368,16 @@ def _forgiven(decay: Decay, now_us: int) -> bool:
 def _settled_s(decay: Decay | None) -> int:
     """From which second on answers speak of the share as it is."""
     return 0 if decay is None else decay.since_us // 1_000_000 + SETTLE_S
+
+
+def _others(zone: str, all_seen: Mapping[str, _Seen], decays: Mapping[str, Decay]) -> _Seen:
+    """The zones beside this one that nothing is taken from, together."""
+    others = _Seen()
+    for name, seen in all_seen.items():
+        decay = decays.get(name)
+        if name != zone and (decay is None or decay.share >= 1.0):
+            others.add(seen.sketch, seen.timed, seen.left)
+    return others
 
 
 def _bearable(zone: str, ready: Mapping[str, int], decays: Mapping[str, Decay]) -> bool:
