@@ -292,7 +292,7 @@ class Replica:
         self.wake()
 
     def share(self, share: Share, *, anyway: bool = False) -> None:
-        """What was seen in the last second, for all; not if it may be us who sees wrong, unless it is to go `anyway`."""
+        """What was seen in the last second, for all; not if it may be us who sees wrong, or `anyway`."""
         service = self._service(share.service)
         if service is None or (_suspects_itself(service) and not anyway):
             return
