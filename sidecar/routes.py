@@ -52,10 +52,12 @@ from sidecar.txlog.codec import decode as read
 from sidecar.txlog.replica import MAX_EVIDENCE, Replica
 from sidecar.txlog.store import Entry, Propose, Reply, StoreDown, Verdict
 
-TRIES: Final = 8
+TRIES: Final = 32
+"""Of one update that others are always faster than: more than there are sidecars who would write at the same moment."""
 PATIENCE_S: Final = 2.0
 """How long an asker waits for a log that is away, or for a version that we have not read yet."""
 PAUSE_S: Final = 0.05  # between two tries of a log that is away
+TURN_S: Final = 0.25  # that an update has at least that waited so long for those before it
 QUEUE: Final = 256
 """Events that one subscriber may be behind."""
 EAGER: Final = 10_000
@@ -391,11 +393,13 @@ class Routes:
         self, service: str, decide: Decide, by: str, why: str, evidence: str, expected: int = 0
     ) -> Accepted | Refused:
         """What `submit` and the others share: one at a time of each service, in the order they were asked."""
+        until = self._clock() + PATIENCE_S
         lock, waiting = self._locks.get(service) or (asyncio.Lock(), 0)
         self._locks[service] = lock, waiting + 1
         try:
+            await self._read_up_to(service, expected)
             async with lock:
-                return await self._written(service, decide, by, why, evidence, expected)
+                return await self._written(service, decide, by, why, evidence, max(until, self._clock() + TURN_S))
         except Exception as exc:  # noqa: BLE001 - an asker must hear of it, and no other asker suffer
             self.crashes += 1
             self._say("error", "route_crashed", error=repr(exc), exc_info=exc)
@@ -408,13 +412,11 @@ class Routes:
                 self._locks[service] = lock, waiting - 1
 
     async def _written(
-        self, service: str, decide: Decide, by: str, why: str, evidence: str, expected: int
+        self, service: str, decide: Decide, by: str, why: str, evidence: str, until: float
     ) -> Accepted | Refused:
-        until = self._clock() + PATIENCE_S
         who = f"{by[:MAX_BY]} at {self._replica.observer}" if by else self._replica.observer
         number = 0
         for _ in range(TRIES):
-            await self._read_up_to(service, expected, until)
             number = self._number(service)
             if service in self._unreadable:
                 said = f"the table of {service} cannot be read here ({self._unreadable[service]}): a later release"
@@ -489,9 +491,9 @@ class Routes:
             return None
         return next((record for _, record in found if record.tx == call.tx), None)
 
-    async def _read_up_to(self, service: str, expected: int, until: float) -> None:
+    async def _read_up_to(self, service: str, expected: int) -> None:
         """Waits until a version was read here that another sidecar has made, if there is one."""
-        until = min(until, self._clock() + PATIENCE_S / 2)
+        until = self._clock() + PATIENCE_S / 2
         while self._number(service) < expected and self._clock() < until:
             try:
                 async with asyncio.timeout(until - self._clock()):

@@ -231,11 +231,12 @@ class ServiceState:
         moved: list[Transition | None] = []
         self._detect(breakers.node, now)
         detection = self.detection
+        left = dict(self.nodes)  # who goes through those that were may wait in between
         nodes: dict[EndpointKey, Node] = {}
         fresh: dict[EndpointKey, Node] = {}
         for endpoint in policy.endpoints:
             key = endpoint_key(endpoint.url)
-            node = self.nodes.pop(key, None)
+            node = left.pop(key, None)
             if node is None:
                 breaker = Breaker(Scope.NODE, key, policy.name, breakers.node, now, lease_s=lease_s, roster=self.roster)
                 node = Node(key, self.name, endpoint, breaker, self._pools)
@@ -250,7 +251,7 @@ class ServiceState:
             elif node.detector is None or node.detector.version != node.version:
                 node.detector = Detector(node.breaker, node.version)
             nodes[key] = node
-        for gone in self.nodes.values():
+        for gone in left.values():
             gone.draining = True
             gone.detector = None
             gone.breaker.forget()
@@ -582,6 +583,7 @@ class Fleet:
         "_poison_key",
         "agreement",
         "chance",
+        "generation",
         "identifier",
         "services",
         "wake",
@@ -596,6 +598,8 @@ class Fleet:
         """What is agreed on with other sidecars; None: this one decides alone."""
         self.services: dict[ServiceName, ServiceState] = {}
         """Replaced, and never changed, when one comes or goes: who goes through them may wait in between."""
+        self.generation = 0
+        """Grows whenever an endpoint may have come, changed or gone."""
         self.identifier = Identifier(Identity())
         self.wake: Callable[[ServiceName], None] = _stay_asleep
         """Is to `put` a service that sleeps: somebody asks for it."""
@@ -624,6 +628,7 @@ class Fleet:
                 for node in gone.nodes.values():
                     node.draining = True
         self.services = services
+        self.generation += 1
         self._made = {ServiceName(policy.name) for policy in added}
         for name in services:
             self._asleep.pop(name, None)
@@ -635,6 +640,8 @@ class Fleet:
         """Takes the policy of one service; one that is new comes after those of the files. Returns as `apply`."""
         name = ServiceName(policy.name)
         service = self.services.get(name)
+        if service is None or policy.endpoints is not service.policy.endpoints:
+            self.generation += 1
         if service is not None:
             if policy.models != service.policy.models:
                 self._forget_models()

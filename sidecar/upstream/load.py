@@ -16,13 +16,12 @@ every tenth time.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from sidecar.adapters import DIALECTS
 from sidecar.adapters.dialect import Dialect
-from sidecar.core.fleet import Fleet, Node, ServiceState
+from sidecar.core.fleet import Fleet, Node
 from sidecar.kernel.exchange import ResponseHead
-from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import HealthCheck
 from sidecar.proxy.ports import Connector, Link
 from sidecar.proxy.watchdog import Timers, Watchdog
@@ -51,7 +50,7 @@ class LoadReader:
         self._connector = connector
         self._timers = timers
         self._watchdog = Watchdog(timers)
-        self._followed: Mapping[ServiceName, ServiceState] | None = None
+        self._followed = -1
         self._watches: dict[Node, _Watch] = {}
         self._queue: deque[_Watch] = deque()
         self._polling = 0
@@ -67,12 +66,11 @@ class LoadReader:
 
     def follow(self) -> None:
         """Watch the nodes that the policy in force says. A node under changed terms starts afresh."""
-        services = self._fleet.services
-        if services is self._followed:
+        if self._fleet.generation == self._followed:
             return
-        self._followed = services
+        self._followed = self._fleet.generation
         terms: dict[Node, tuple[Dialect, HealthCheck]] = {}
-        for service in services.values():
+        for service in self._fleet.services.values():
             rule = service.policy.health_check
             if rule.mode == "off":
                 continue

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import chain, repeat
 
 import pytest
+from msgspec.structs import replace
 
 from sidecar.core.breaker import State
 from sidecar.core.fleet import Fleet, Node
@@ -559,6 +560,18 @@ def test_new_terms_hold_from_now_on_and_not_after_the_old_interval() -> None:
     bench.answer_all(waiting=7)
     bench.apply(plan())
     assert bench.poll() == ["/metrics", "/v1/models"]
+
+
+def test_an_endpoint_that_came_alone_is_asked_and_new_weights_change_nothing() -> None:
+    bench = Bench(plan())
+    bench.fleet.put(plan(2), bench.clock.now)
+    bench.reader.follow()
+    watched = dict(bench.reader._watches)
+    assert {node.key for node in watched} == {"h1:80", "h2:80"}
+    generation = bench.fleet.generation
+    policy = bench.fleet.services[ServiceName("chat")].policy
+    bench.fleet.put(replace(policy, split={"v1": 1.0}), bench.clock.now)
+    assert bench.fleet.generation == generation
 
 
 def test_new_node_is_watched_beside_the_old_ones() -> None:
