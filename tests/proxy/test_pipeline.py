@@ -1030,7 +1030,7 @@ def test_connections_learn_the_largest_limits_of_all_services() -> None:
     bench = Bench(small, large)
     assert bench.pipeline.body_limit() == 4096
     assert bench.pipeline.idle_client_s() == 60.0
-    bench.pipeline.store.swap(msgspec.structs.replace(bench.pipeline.store.current, services=(small,)))
+    bench.fleet.apply(msgspec.structs.replace(bench.pipeline.store.current, services=(small,)), bench.clock.now)
     assert bench.pipeline.body_limit() == 4096
     bench.pipeline.policy_changed()
     assert bench.pipeline.body_limit() == 2048
