@@ -24,7 +24,10 @@ nothing else.
    short answers end first: beside a baseline whose long ones are under way for minutes it would seem to break off.
 5. A sidecar that suspects itself tells nothing of its endpoints (`txlog.replica`), but it does tell of a trial: who
    sees both versions fail sees no difference.
-6. What cannot be concluded is said once a step, as a notice: a verdict that stays unclear when the step has had its
+6. A canary of which nobody may serve tells nothing any more: its share goes to the others by itself, request by request
+   (`core.split`). If the log says of all its endpoints that they are open, for `DEAD_S`, it failed: whoever waits for
+   its end would wait for ever.
+7. What cannot be concluded is said once a step, as a notice: a verdict that stays unclear when the step has had its
    time and its answers, a rollback that has nowhere to go to.
 """
 
@@ -63,6 +66,8 @@ ORPHANED_S: Final = 60.0
 traffic."""
 EARLIER_MS: Final = 2_000
 """Evidence is read from so long before a step began by its writer's clock: that one only estimates the server's."""
+DEAD_S: Final = 300.0
+"""Engines take minutes to load a model: one that is started anew is no failed canary."""
 STALE_S: Final = 5.0
 """So long without a read, and something may have been trimmed before the next."""
 
@@ -118,6 +123,7 @@ class Followed:
         "_needle",
         "_parts",
         "cursor",
+        "dead_us",
         "doubted",
         "part",
         "read_at",
@@ -140,6 +146,8 @@ class Followed:
         self.whole_ms = now_ms
         """When somebody was last heard of who missed nothing; at first, when we began to listen."""
         self.doubted = False
+        self.dead_us = 0
+        """Since when all agree that none of the canary's endpoints may serve; 0: some may."""
         self.part = 0
         """The number of the next tally of ours."""
         self.said = ""
@@ -383,7 +391,13 @@ class Rollouts:
         verdict = followed.verdict = followed.trial.verdict()
         rollout = followed.rollout
         now_us = self._now_us()
-        if rollout.phase != "running" or not followed.may_judge(now_us // 1000):
+        dead_s = _dead_s(service, followed, now_us)
+        if rollout.phase != "running":
+            return
+        if dead_s >= DEAD_S:
+            said = f"none of its endpoints may serve for {dead_s:.0f} s: all their breakers are open"
+            verdict = Verdict("fail", said, verdict.canary, verdict.baseline)
+        elif not followed.may_judge(now_us // 1000):
             return
         moved = machine.judged(followed.table, verdict, now_us, service.ready, self._observer)
         if moved is None:
@@ -436,6 +450,16 @@ class Rollouts:
             by=rollout.by,
             evidence=rollout.evidence,
         )
+
+
+def _dead_s(service: ServiceState, followed: Followed, now_us: int) -> float:
+    """How long the log has had all endpoints of the canary open. An operator's order is no evidence against it."""
+    breakers = [node.breaker for node in service.nodes.values() if node.version == followed.rollout.version]
+    if not breakers or any(each.passes or not each.shared or each.held_open for each in breakers):
+        followed.dead_us = 0
+        return 0.0
+    followed.dead_us = followed.dead_us or now_us
+    return (now_us - followed.dead_us) / 1e6
 
 
 def _step_s(rollout: Rollout) -> float:

@@ -1,6 +1,7 @@
 """The conductor: who observes, what is told and read back, and who may conclude what from it."""
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sidecar.core.breaker import Agreed, Breaker
 from sidecar.core.breaker import State as BreakerState
 from sidecar.core.desk import Event, Feed, Notice, TableView, outline
 from sidecar.core.fleet import Fleet, ServiceState
@@ -17,8 +19,8 @@ from sidecar.core.table import PARTS, Plan, Rollout, Step, Table, Version
 from sidecar.core.verdict import Tally
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Ending, Result
-from sidecar.policy.schema import Endpoint, LongSeconds, Service, Shared, Snapshot
-from sidecar.rollouts import ORPHANED_S, Rollouts
+from sidecar.policy.schema import Adaptive, Breakers, Endpoint, LongSeconds, NodeBreaker, Service, Shared, Snapshot
+from sidecar.rollouts import DEAD_S, ORPHANED_S, Rollouts
 from sidecar.txlog.codec import route_key, shard_of
 from sidecar.txlog.log import State
 from sidecar.txlog.store import Entry, StoreDown
@@ -34,6 +36,7 @@ POLICY = Service(
         Endpoint(url=f"http://{version}-{number}:80", version=version) for version in ("v1", "v2") for number in (1, 2)
     ),
     split={"v1": 1.0, "v2": 0.0},
+    breakers=Breakers(node=NodeBreaker(min_closed_ratio=0.0)),
     shared=Shared(retention_s=LongSeconds(100)),
 )
 TABLE = Table(NAME, (Version("v1", PARTS), Version("v2", 0)))
@@ -476,6 +479,61 @@ async def test_rollback_waits_until_the_baseline_may_serve() -> None:
         node.breaker.force("close", 0.0, "op")
     await pod.second()
     assert table.phase() == "failed"
+
+
+class Lending:
+    """Lends no probe."""
+
+    def wants(self, breaker: Breaker) -> None: ...
+
+    def ended(self, breaker: Breaker, seq: int, result: Result, why: str) -> None: ...
+
+
+async def opens(pod: Pod, *versions: str, by: str = "") -> None:
+    """All agree that these versions' endpoints are open."""
+    for node in pod.service.nodes.values():
+        if node.version in versions:
+            held_until = math.inf if by else -math.inf
+            agreed = Agreed(BreakerState.OPEN, 7, 1, pod.log.now, math.inf, "fast", "", by, "pod-9", held_until)
+            node.breaker.adopt(agreed, Lending(), pod.log.now)
+            assert node.breaker.shared and not node.breaker.passes
+
+
+async def test_canary_that_nobody_can_reach_has_failed() -> None:
+    _, table, pod = one()
+    table.put(begun())
+    await pod.second()
+    await opens(pod, "v2")
+    began = pod.log.now
+    while table.phase() == "running" and pod.log.now < 1000:
+        pod.log.now += 1.0
+        pod.ends("v1", 40)
+        await pod.rollouts.tick()
+    assert table.phase() == "failed" and "may serve" in table.rollout.evidence
+    assert pod.log.now - began == pytest.approx(DEAD_S, abs=2)
+
+
+@pytest.mark.parametrize("how", ["one alone", "own breakers", "an order", "all versions"])
+async def test_canary_is_not_dead_by_what_is_no_evidence_of_all(how: str) -> None:
+    _, table, pod = one()
+    table.put(begun())
+    await pod.second()
+    if how == "an order":
+        await opens(pod, "v2", by="op")
+    elif how == "all versions":
+        await opens(pod, "v1", "v2")
+    else:
+        if how == "one alone":
+            await opens(pod, "v2")
+        for node in [node for node in pod.service.nodes.values() if node.version == "v2"][how == "one alone" :]:
+            node.breaker.force("close", pod.log.now, "op")
+            if how == "own breakers":
+                trip = node.breaker.trip("fast", "", 1, Adaptive(), pod.log.now)
+                assert trip is not None and not node.breaker.passes and not node.breaker.shared
+    for _ in range(400):
+        pod.log.now += 1.0
+        await pod.rollouts.tick()
+    assert table.phase() == "running"
 
 
 async def test_unclear_is_said_once() -> None:
