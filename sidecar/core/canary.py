@@ -13,9 +13,9 @@ is looked at every second finds a fault in every canary. `core.wager` has what m
    percentile; of the whole answers, that were longer or shorter than the margin allows past the median, or past where a
    tenth is; that ended for each reason.
 2. Like with like: answers are compared within classes of prompt size and within blocks of time, and then added up. A
-   fault of long prompts alone is looked for as well: a claim's money lies half on all classes together, half on each.
-3. One false alarm rate for everything: a wager on each claim, of one sum of money; a step may use its part of the
-   plan's `false_alarm`. The plan is taken back when the sum has grown by the steps' number over `false_alarm`.
+   fault of long prompts alone is looked for as well: a quarter of a claim's money lies on the classes by themselves.
+3. One false alarm rate for everything: the wagers of all claims are of one sum of money, and a step has its part of the
+   plan's `false_alarm` (`_part_of`). It fails when the sum has grown by one over that part.
 4. What lies past the first 90 s (or 0.3 of the step, if it is short) is held against a canary's times, not what lies
    before: caches that fill, or a share that just grew, are no slowness.
 5. An attempt that waited for its first token until it was given up is later than all that came: it counts by its rank,
@@ -27,7 +27,7 @@ is looked at every second finds a fault in every canary. `core.wager` has what m
    of the capital.
 """
 
-from math import ceil, log, sqrt
+from math import ceil, exp, log, sqrt
 from typing import Final
 from zlib import crc32
 
@@ -85,6 +85,8 @@ REMEMBERED: Final = 4000
 """Answers of a baseline, of a size and measure, before they are halved: what is usual follows the hours of a day."""
 STALE: Final = 1.1
 """How much more must be known before a quantile is looked for again."""
+TOGETHER: Final = 0.75
+"""Of a claim's money, on all sizes of prompts together; the rest is evenly on each."""
 EASY: Final = 0.4
 """How much more alike than others a session's answers may seem by chance (a standard error, of 32 groups)."""
 SUSPECT: Final = 1.0
@@ -120,9 +122,9 @@ class Trial:
         "_canary",
         "_claims",
         "_failed",
-        "_group",
         "_in_block",
         "_judged",
+        "_mixed",
         "_needed",
         "_open_ms",
         "_past",
@@ -140,12 +142,12 @@ class Trial:
         self._canary = canary
         self._baseline = baseline
         self._seen: dict[int, int] = {}
-        self._group = 0
+        self._mixed = 0
 
         steps = plan.steps
         min_ms = steps[step].min_s * 1000.0 if step < len(steps) else 0.0
         self._samples = steps[step].min_samples if step < len(steps) else 0
-        self._needed = max(1, sum(each.weight < PARTS for each in steps)) / plan.false_alarm
+        self._needed = 1.0 / (plan.false_alarm * _part_of(plan, step))
         self._block_ms = max(LEAST_BLOCK_MS, min(BLOCK_MS, min_ms / BLOCKS))
         self._warm_ms = min(WARM_MS, WARM * min_ms)
         self._claims = _claims(plan)
@@ -183,7 +185,9 @@ class Trial:
         else:
             return
         if group < 0:
-            group = self._group = (self._group + 1) % GROUPS
+            # By turns would line up with a balancer that goes by turns; the upper bits of an LCG do not.
+            mixed = self._mixed = (self._mixed * 25173 + 13849) & 0xFFFF
+            group = mixed >> 11
         seen = self._seen
         key = arm + min(CLASSES - 1, (size_bytes >> 9).bit_length()) * _SIZE + group
         if result is _SUCCESS:
@@ -399,14 +403,17 @@ class Claim:
 
     def worth(self) -> float:
         """What the capital of its wagers is as evidence, of all the money there was for all claims."""
-        root = 1.0 / self.alike()
-        whole: float = self._whole.capital**root
-        if not self._each:
+        most = whole = self._whole.capital
+        alone = [wager.capital for wager in self._each]
+        if alone:
+            most = max(most, max(alone))
+        if most > 1.0:  # less is no evidence, however alike
+            root = 1.0 / self.alike()
+            whole = exp(log(whole) * root) if whole > 0.0 else 0.0
+            alone = [exp(log(each) * root) if each > 0.0 else 0.0 for each in alone]
+        if not alone:
             return self.weight * whole
-        each = 0.0
-        for wager in self._each:
-            each += wager.capital**root
-        return self.weight * 0.5 * (whole + each / CLASSES)
+        return self.weight * (TOGETHER * whole + (1.0 - TOGETHER) * sum(alone) / CLASSES)
 
     def alike(self) -> float:
         """How many answers of a session say as much as one that stands for itself; from 1.
@@ -418,20 +425,24 @@ class Claim:
 
     def richest(self) -> int:
         """The class of prompts that says most; -1: all together."""
-        best, most = -1, self._whole.capital
+        best, most = -1, self._whole.capital * TOGETHER
         for size, wager in enumerate(self._each):
-            if wager.capital / CLASSES > most:
-                best, most = size, wager.capital / CLASSES
+            if wager.capital * (1.0 - TOGETHER) / CLASSES > most:
+                best, most = size, wager.capital * (1.0 - TOGETHER) / CLASSES
         return best
 
     def beyond(self) -> str:
         """What keeps it from passing: all answers together lie past the margin, or those of a class far past it."""
-        spread = self._spread.factor * self.alike()
-        if sum(self._excess) > SUSPECT * sqrt(sum(self._variance) * spread):
-            return self.told(-1)
-        if self._each:
-            for size in range(CLASSES):
-                if self._excess[size] > SUSPECT_ALONE * sqrt(self._variance[size] * spread):
+        spread = self._spread.factor
+        alike = 0.0
+        for size in range(-1, CLASSES if self._each else 0):
+            if size < 0:
+                excess, variance, limit = sum(self._excess), sum(self._variance), SUSPECT
+            else:
+                excess, variance, limit = self._excess[size], self._variance[size], SUSPECT_ALONE
+            if excess > limit * sqrt(variance * spread):
+                alike = alike or self.alike()
+                if excess > limit * sqrt(variance * spread * alike):
                     return self.told(size)
         return ""
 
@@ -582,23 +593,32 @@ def _alike(groups: list[int]) -> float:
     return apart / (count * share * (1.0 - share)) * (equal / (equal - 1.0) if equal > 1.5 else 1.0)
 
 
+def _part_of(plan: Plan, step: int) -> float:
+    """A step's part of the false alarm rate: half is the first one's, where most faults are met; the others share the
+    rest. A step of the whole weight is not judged."""
+    judged = sum(each.weight < PARTS for each in plan.steps)
+    if judged <= 1:
+        return 1.0
+    return 0.5 if step == 0 else 0.5 / (judged - 1)
+
+
 def _claims(plan: Plan) -> list[Claim]:
-    """A plan's judgements, each with a sixth of the money."""
+    """A plan's judgements: failures and first tokens have a quarter of the money each, the others an eighth."""
     margins = plan.margins
-    part = 1.0 / 6.0
+    quarter, part = 0.25, 0.125
     broke = "answers broke in their stream"
     claims = [
-        Claim("answers failed", OUTCOME, part, margin=margins.success, low=1, high=BUCKETS, briefed=True),
+        Claim("answers failed", OUTCOME, quarter, margin=margins.success, low=1, high=BUCKETS, briefed=True),
         Claim(broke, OUTCOME, part, margin=margins.errors, low=1, high=OTHER_FAILURE, briefed=True),
     ]
     for tail, usual in ((0.5, "the baseline's median"), (0.1, "what nine of ten of the baseline take")):
-        for measure, what, limit in (
-            (FIRST_TOKEN, "first tokens came", margins.first_token),
-            (GAP, "mean gaps were", margins.token_gap),
+        for measure, what, limit, money in (
+            (FIRST_TOKEN, "first tokens came", margins.first_token, quarter),
+            (GAP, "mean gaps were", margins.token_gap, part),
         ):
             words = f"{what} past {limit:g} times {usual}"
             shift = _shift(limit, PER_LN)
-            claims.append(Claim(words, measure, part / 2.0, tail=tail, side=1, shift=shift, briefed=tail == 0.5))
+            claims.append(Claim(words, measure, money / 2.0, tail=tail, side=1, shift=shift, briefed=tail == 0.5))
     shift = _shift(margins.length, LENGTH_PER_LN)
     for side, than in ((1, f"past {margins.length:g} times"), (-1, f"under 1/{margins.length:g} of")):
         for tail, usual in ((0.5, "median"), (0.1 if side > 0 else 0.9, "longest tenth's least")):

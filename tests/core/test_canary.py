@@ -154,9 +154,11 @@ def test_lengths_and_reasons_are_of_whole_answers_alone() -> None:
 
 def test_what_is_in_no_session_is_like_no_other_and_sessions_have_groups() -> None:
     made = trial()
-    for _ in range(GROUPS):
-        see(made, ending=Ending.TRUNCATED, first_s=nan, gap_s=nan, group=-1)
-    assert len(counted(made)) == GROUPS
+    for number in range(64 * GROUPS):
+        bad = number % 2 == 0  # two engines by turns, one of which is bad
+        see(made, ending=Ending.TRUNCATED if bad else Ending.CLIENT_LEFT, first_s=nan, gap_s=nan, group=-1)
+    assert len(counts := counted(made)) == GROUPS
+    assert max(counts.values()) < 2 * min(counts.values())
     groups = {group_of(f"user-{number}") for number in range(1000)}
     assert groups == set(range(GROUPS))
     assert group_of("user-1") == 20 and group_of("\udcff") == group_of("\udcff"), "the same on every machine"
