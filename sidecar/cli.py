@@ -118,6 +118,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(demo)
 
+    xds = _add(
+        verbs,
+        "xds",
+        _xds,
+        "tell Envoys the routes, and relay nothing",
+        "sidecar xds --policy /etc/sidecar/policies --redis redis://redis:6379 --xds :9403",
+        "sidecar xds --redis redis://redis:6379 --xds :9403 --control-tls-cert tls.crt --control-tls-key tls.key",
+    )
+    add_arguments(xds)
+
     validate = _add(
         verbs,
         "validate",
@@ -407,9 +417,9 @@ def _add_query(
     return parser
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def _settings(arguments: argparse.Namespace, *, relay: bool = True) -> Settings:
     here = Here(os.uname().nodename, os.getpid(), find_spec(EMBEDDED_PACKAGE) is not None)
-    return from_arguments(arguments, os.environ, here)
+    return from_arguments(arguments, os.environ, here, relay=relay)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -417,6 +427,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from sidecar import main as composition
 
     return composition.run(settings)
+
+
+def _xds(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments, relay=False)
+    from sidecar.xds import run
+
+    return run(settings)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

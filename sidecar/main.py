@@ -37,7 +37,7 @@ from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
 from sidecar.rollouts import Rollouts
 from sidecar.routes import Routes
-from sidecar.settings import Settings, UsageError
+from sidecar.settings import Listen, Settings, UsageError
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recorder import TelemetryRecorder
@@ -52,6 +52,7 @@ from sidecar.zones import Zones
 
 if TYPE_CHECKING:
     from sidecar.control.server import Control
+    from sidecar.control.xds.server import Xds
 
 _SWEEP_S = 0.5  # of idle engine connections: they may be this much older than their limit
 _TICK_S = 1.0  # of the detector: how often it learns what is normal
@@ -86,7 +87,8 @@ class Running:
         self.routes = routes
         self.rollouts: Rollouts | None = None
         self.descriptors: Control | None = None
-        self.xds: ControlView | None = None
+        self.envoys: Xds | None = None
+        self.relays = True
         self.proxy_port = 0
         self.admin_port: int | None = None
         self.pipeline: Pipeline
@@ -130,6 +132,12 @@ class Running:
         control = self.descriptors
         return None if control is None else ControlView(control.address, control.streams)
 
+    @property
+    def xds(self) -> ControlView | None:
+        """The xDS server's port, as operators see it."""
+        envoys = self.envoys
+        return None if envoys is None else ControlView(envoys.address, envoys.streams)
+
     def updated(self, result: str) -> None:
         """Count what became of an update of a routing table."""
         self.metrics.route_update(result)
@@ -145,6 +153,8 @@ class Running:
 
     def apply(self, snapshot: Snapshot) -> None:
         """Put a policy in force for every request that starts from now on."""
+        if not self.relays:  # no request waits for an endpoint
+            snapshot = msgspec.structs.replace(snapshot, ready_when="always")
         self.store.swap(snapshot)
         routed, made = self.routes.files(snapshot)
         for transition in self.fleet.apply(routed, self.now(), made):
@@ -157,7 +167,7 @@ class Running:
         self.pool.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
-        for service in self.fleet.services.values():
+        for service in self.fleet.services.values() if self.relays else ():
             if service.policy.breakers.node.mode == "enforce" and 0 < len(service.nodes) <= service.roster.minimum:
                 # The default, and right for a lone engine without a fallback; but nobody should have to find out.
                 self.logs.event.warning(
@@ -166,6 +176,8 @@ class Running:
                     endpoints=len(service.nodes),
                     hint="breakers.node.min_closed_ratio keeps every endpoint closed; 0 lets it open",
                 )
+        if self.envoys is not None:
+            self.envoys.changed()
         self.logs.event.info("policy_applied", version=snapshot.version, services=len(snapshot.services))
 
     def put(self, policy: Service) -> None:
@@ -255,6 +267,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             running.listener = Listener(
                 running.pipeline, tls=tls, trusted=settings.trusted, max_connections=settings.max_connections
             )
+            running.relays = settings.relay
             if settings.redis_note:
                 logs.event.warning("log_local", error=settings.redis_note)
             running.apply(first)
@@ -264,8 +277,9 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             beside = [
                 tasks.create_task(_sweep(pool, loop.time)),
                 tasks.create_task(_tick(running)),
-                tasks.create_task(load.run()),
             ]
+            if settings.relay:
+                beside.append(tasks.create_task(load.run()))
             if path is not None:
                 running.watcher = PolicyWatcher(
                     path, running.store, running.apply, running.refuse, upstreams=settings.upstreams
@@ -302,14 +316,17 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                     )
                     logbook.on_summary = zones.heard
                     beside.append(tasks.create_task(zones.run()))
-                    running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
-                    stack.push_async_callback(running.listener.close)
+                    if settings.relay:
+                        running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
+                        stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
                         where = settings.admin
                         admin = serve_admin(running, where.host, where.port, socket_path=where.path)
                         running.admin_port = await stack.enter_async_context(admin)
                     if settings.control is not None:
                         await stack.enter_async_context(_control(running, settings, tasks))
+                    if settings.xds is not None:
+                        await stack.enter_async_context(_xds(running, settings, settings.xds, tasks))
                     running.phase = Phase.SERVING
                     yield running
             except BaseException as exc:  # noqa: BLE001 - raised again below
@@ -349,6 +366,34 @@ async def _control(running: Running, settings: Settings, tasks: asyncio.TaskGrou
         yield
 
 
+@contextlib.asynccontextmanager
+async def _xds(running: Running, settings: Settings, where: Listen, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
+    """The routing tables for Envoys. None is told anything before the log was read once: it may know more than we."""
+    # With gRPC, and Envoy's messages.
+    from sidecar.control.xds import server
+    from sidecar.control.xds.build import Where
+
+    door = Door(
+        host=where.host,
+        port=where.port,
+        tls_cert=settings.control_tls_cert,
+        tls_key=settings.control_tls_key,
+        tls_ca=settings.control_tls_ca,
+    )
+    theirs = settings.xds_listener
+    async with server.serving(
+        running.routes,
+        door,
+        tasks,
+        running.logbook.say,
+        clock=time.monotonic,
+        listen=None if theirs is None else Where(theirs.host, theirs.port),
+        begin=running.logbook.log.learnt,
+        pushed=running.metrics.xds_push,
+    ) as running.envoys:
+        yield
+
+
 def _without_files(settings: Settings) -> Snapshot:
     if settings.upstreams:
         return single(settings.upstreams)
@@ -361,14 +406,15 @@ def _without_files(settings: Settings) -> Snapshot:
 
 
 def run(settings: Settings) -> int:
-    """`sidecar run`: serve until SIGTERM or SIGINT, drain; the exit code."""
+    """`sidecar run`, and `sidecar xds`: serve until SIGTERM or SIGINT, drain; the exit code."""
+    verb = "run" if settings.relay else "xds"
     try:
         uvloop.run(_serve_until_stopped(settings))
     except UsageError as exc:
-        print(f"sidecar run: {exc}", file=sys.stderr)
+        print(f"sidecar {verb}: {exc}", file=sys.stderr)
         return 2
     except (PolicyErrors, OSError) as exc:
-        print(f"sidecar run: {exc}", file=sys.stderr)
+        print(f"sidecar {verb}: {exc}", file=sys.stderr)
         return 1
     return 0
 
@@ -381,7 +427,8 @@ async def _serve_until_stopped(settings: Settings) -> None:
         _hold_allocator()
         _say_started(running, settings)
         await signals.until_stopped(running)
-        await running.listener.drain(settings.settle_s, settings.drain_s)
+        if settings.relay:
+            await running.listener.drain(settings.settle_s, settings.drain_s)
 
 
 class Signals:
@@ -416,7 +463,7 @@ class Signals:
 
 
 def _say_started(running: Running, settings: Settings) -> None:
-    listen = msgspec.structs.replace(settings.listen, port=running.proxy_port)
+    listen = str(msgspec.structs.replace(settings.listen, port=running.proxy_port)) if settings.relay else "off"
     admin = "off"
     if settings.admin is not None:
         admin = str(msgspec.structs.replace(settings.admin, port=running.admin_port or 0))
@@ -425,9 +472,10 @@ def _say_started(running: Running, settings: Settings) -> None:
         "info",
         "started",
         {
-            "listen": str(listen),
+            "listen": listen,
             "admin": admin,
             "control": "off" if running.descriptors is None else running.descriptors.address,
+            "xds": "off" if running.envoys is None else running.envoys.address,
             "tls": settings.tls_cert is not None,
             "compiled": installed.compiled(),
         },
@@ -486,8 +534,8 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch("control_streams", lambda: running.descriptors.streams if running.descriptors is not None else 0)
     metrics.watch("control_lagged", lambda: running.descriptors.counts.lagged if running.descriptors is not None else 0)
     metrics.watch("xds_clients", lambda: running.xds.streams if running.xds is not None else 0)
-    metrics.watch("xds_acks", float)
-    metrics.watch("xds_nacks", float)
+    metrics.watch("xds_acks", lambda: running.envoys.counts.acks if running.envoys is not None else 0)
+    metrics.watch("xds_nacks", lambda: running.envoys.counts.nacks if running.envoys is not None else 0)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

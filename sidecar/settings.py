@@ -21,6 +21,7 @@ from sidecar.txlog.target import parse_target
 DEFAULT_LISTEN = "127.0.0.1:9400"
 DEFAULT_ADMIN = "127.0.0.1:9401"
 DEFAULT_CONTROL = "127.0.0.1:9402"
+DEFAULT_XDS = "127.0.0.1:9403"
 
 EMBEDDED = "embedded"
 LOCAL = "local"
@@ -68,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     `admin` None: no admin listener. `control` None: no descriptor stream; its certificate and key go together, its
     authority asks clients for theirs, and its token, or the file that holds it, is what writers bring (`control.door`).
+    `xds` None: Envoys are told nothing; it has the descriptor stream's certificates. `xds_listener`: where Envoys are
+    told to listen. `relay` False: no traffic is taken, as in `sidecar xds`.
     `policy` None: `upstreams` alone make one service `default`. `drain_s`: how long live streams may go on after
     SIGTERM; 0 cuts them at once. `settle_s`: how long new requests are still taken after readiness turned false; 0 is
     for where nobody watches it. `trusted`: the listener's peers are ours, so their `x-sidecar-*` headers are believed.
@@ -87,6 +90,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     control_tls_ca: Path | None = None
     control_token: str = ""
     control_token_file: Path | None = None
+    xds: Listen | None = None
+    xds_listener: Listen | None = None
+    relay: bool = True
     upstreams: tuple[str, ...] = ()
     policy: Path | None = None
     drain_s: float = 120.0
@@ -145,6 +151,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the token that writers bring, read anew when it is needed; SIDECAR_CONTROL_TOKEN is the token itself;"
         " with neither only this machine writes, and who has a certificate",
     )
+    envoys = parser.add_argument_group("Envoys")
+    envoys.add_argument(
+        "--xds",
+        metavar="HOST:PORT|off",
+        help=f"where Envoys are told the routes, by gRPC with the certificates of --control (default off; of `sidecar"
+        f" xds` {DEFAULT_XDS})",
+    )
+    envoys.add_argument(
+        "--xds-listener", metavar="HOST:PORT", help="where Envoys listen (default: their own configuration says it)"
+    )
     log = parser.add_argument_group("the shared log")
     log.add_argument(
         "--redis",
@@ -176,10 +192,12 @@ class Here(msgspec.Struct, frozen=True):
 NOWHERE = Here()
 
 
-def from_arguments(arguments: argparse.Namespace, environ: Mapping[str, str], here: Here = NOWHERE) -> Settings:
-    """Settings from parsed flags over `environ`, for a process that runs `here`. UsageError names the flag or variable
-    that was wrong."""
-    return _Reader(arguments, environ, here).settings()
+def from_arguments(
+    arguments: argparse.Namespace, environ: Mapping[str, str], here: Here = NOWHERE, *, relay: bool = True
+) -> Settings:
+    """Settings from parsed flags over `environ`, for a process that runs `here`. `relay` False: `sidecar xds`, which has
+    xDS on and the descriptor stream off by default. UsageError names the flag or variable that was wrong."""
+    return _Reader(arguments, environ, here, relay).settings()
 
 
 def parse_listen(text: str, source: str) -> Listen:
@@ -201,10 +219,11 @@ def parse_listen(text: str, source: str) -> Listen:
 class _Reader:
     """Flag, else environment; an empty variable is an absent one, as Kubernetes manifests like to leave them."""
 
-    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str], here: Here) -> None:
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str], here: Here, relay: bool) -> None:
         self._arguments = arguments
         self._environ = environ
         self._here = here
+        self._relay = relay
 
     def settings(self) -> Settings:
         defaults = Settings()
@@ -219,6 +238,9 @@ class _Reader:
         if control_ca is not None and control_cert is None:
             raise UsageError("--control-tls-ca is of no use without --control-tls-cert and --control-tls-key")
         control_token, control_token_file = self._control_token()
+        xds = self._place("xds", None if self._relay else DEFAULT_XDS)
+        if xds is None and not self._relay:
+            raise UsageError("without --xds there is nothing that `sidecar xds` could do")
         redis, note = self._redis()
         return Settings(
             listen=listen,
@@ -229,6 +251,9 @@ class _Reader:
             control_tls_ca=control_ca,
             control_token=control_token,
             control_token_file=control_token_file,
+            xds=xds,
+            xds_listener=self._place("xds-listener", None),
+            relay=self._relay,
             upstreams=self._upstreams(),
             policy=self._path("policy"),
             drain_s=self._seconds("drain", defaults.drain_s),
@@ -247,7 +272,7 @@ class _Reader:
             redis_note=note,
             redis_prefix=self._redis_prefix(),
             data=self._path("data") or self._state(),
-            observer=self._observer(listen),
+            observer=self._observer(listen if xds is None or self._relay else xds),
         )
 
     def _text(self, flag: str) -> tuple[str | None, str]:
@@ -271,12 +296,23 @@ class _Reader:
 
     def _control(self) -> Listen | None:
         value, source = self._text("control")
+        value = value or (DEFAULT_CONTROL if self._relay else "off")
         if value == "off":
             return None
-        control = parse_listen(value or DEFAULT_CONTROL, source)
+        control = parse_listen(value, source)
         if control.path:
             raise UsageError(f"{source}: release tools connect by HOST:PORT; a unix socket is for --admin only")
         return control
+
+    def _place(self, flag: str, default: str | None) -> Listen | None:
+        value, source = self._text(flag)
+        value = default if value is None else value
+        if value is None or value == "off":
+            return None
+        place = parse_listen(value, source)
+        if place.path:
+            raise UsageError(f"{source}: Envoys are given HOST:PORT; a unix socket is for --admin only")
+        return place
 
     def _control_token(self) -> tuple[str, Path | None]:
         """The token of writers, or the file that has it. A flag would show a token to all who list processes."""

@@ -37,6 +37,23 @@ def test_nothing_given_gives_the_defaults() -> None:
     assert str(Settings().control) == "127.0.0.1:9402"
 
 
+def test_without_relay_the_ports_are_others() -> None:
+    def read_xds(*flags: str) -> Settings:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        return from_arguments(parser.parse_args(flags), {}, HERE, relay=False)
+
+    alone = read_xds()
+    assert (alone.relay, str(alone.xds), alone.control) == (False, "127.0.0.1:9403", None)
+    assert alone.observer == "host-1:9403"
+    assert str(read_xds("--control", ":9402").control) == "0.0.0.0:9402"
+    assert read_xds("--xds", ":0").observer == "host-1:pid-77"
+    with pytest.raises(UsageError, match="nothing that"):
+        read_xds("--xds", "off")
+    beside = read("--xds", ":9403")
+    assert (beside.relay, beside.observer) == (True, "host-1:9400")
+
+
 def test_without_a_server_to_embed_the_log_is_local_and_that_is_said() -> None:
     assert embedded.PACKAGE == EMBEDDED_PACKAGE
     alone = read_at(Here("host-1", 77))
@@ -126,6 +143,9 @@ GIVEN: list[tuple[str, str, str, Any]] = [
     ("control", "off", "control", None),
     ("control", ":9402", "control", Listen("0.0.0.0", 9402)),
     ("control", "127.0.0.1:0", "control", Listen("127.0.0.1", 0)),
+    ("xds", "off", "xds", None),
+    ("xds", ":9403", "xds", Listen("0.0.0.0", 9403)),
+    ("xds-listener", "127.0.0.1:80", "xds_listener", Listen("127.0.0.1", 80)),
     ("control-token-file", "/run/token", "control_token_file", Path("/run/token")),
     ("redis", "local", "redis", "local"),
     ("redis", "embedded", "redis", "embedded"),
@@ -260,6 +280,9 @@ def test_trust_is_given_by_flag_or_variable(text: str, value: bool) -> None:
         ("admin", "unix:///" + "a" * 107, "at most 107 bytes"),
         ("control", "on", "has no port"),
         ("control", "unix:///run/a", "for --admin only"),
+        ("xds", "on", "has no port"),
+        ("xds", "unix:///run/a", "for --admin only"),
+        ("xds-listener", "unix:///run/a", "for --admin only"),
         (
             "redis",
             "127.0.0.1:6379",

@@ -121,6 +121,8 @@ class TransactionLog:
         self._crashed = ""
         self.ready = asyncio.Event()
         """Set once it is known how it stands: the shards were read, or the server did not answer."""
+        self.learnt = asyncio.Event()
+        """Set once the shards were read."""
         replica.wake = self._wake.set
         replica.on_record = self._heard
         replica.on_unreadable = self._unreadable
@@ -202,6 +204,7 @@ class TransactionLog:
             waiting = len(replica.ring)
             self._say("info", "log_up", members=replica.members, to_tell=waiting, away_s=away_s)
         self.ready.set()
+        self.learnt.set()
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as tasks:

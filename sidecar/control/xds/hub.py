@@ -266,7 +266,7 @@ class Hub:
         message = message[:_MESSAGE_CHARACTERS]
         counts = envoy.proven and self._is_trial and snapshot.fingerprint == self.target.fingerprint
         back = counts and self.good is not None
-        self._say("warning", "xds_nack", envoy=envoy.name, kind=kind.name.lower(), error=message, taken_back=back)
+        self._say("warning", "xds_nack", envoy=envoy.name, kind=kind.word, error=message, taken_back=back)
         if back:
             self._take_back(envoy, message)
 

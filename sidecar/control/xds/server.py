@@ -45,12 +45,13 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class Xds:
     """A server that serves; `changed` is to be called when the policy files changed."""
 
-    def __init__(self, hub: Hub, say: Say) -> None:
+    def __init__(self, hub: Hub, say: Say, pushed: Callable[[str], None]) -> None:
         self.port = 0
         self.address = ""
         self.hub = hub
         self._calls: set[asyncio.Task[None]] = set()
         self._say = say
+        self._pushed = pushed
 
     @property
     def streams(self) -> int:
@@ -87,7 +88,7 @@ class Xds:
         if call is not None:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
-        stream = Stream(self.hub, walk, context)
+        stream = Stream(self.hub, walk, context, self._pushed)
         self.hub.joined(stream)
         try:
             await stream.run()
@@ -110,12 +111,13 @@ class Xds:
 class Stream:
     """One Envoy's stream. The hub's `Envoy`."""
 
-    def __init__(self, hub: Hub, walk: Walk, context: Context) -> None:
+    def __init__(self, hub: Hub, walk: Walk, context: Context, pushed: Callable[[str], None]) -> None:
         self.name = context.peer()
         self.proven = False
         self._hub = hub
         self._walk = walk
         self._context = context
+        self._pushed = pushed
         self._awake = asyncio.Event()
         self._over = False
 
@@ -160,6 +162,7 @@ class Stream:
                 data = speech.write(push, self._walk.delta)
                 try:
                     await self._context.write(data)
+                    self._pushed(push.kind.word)
                 except Exception:  # noqa: BLE001 - gRPC has many, some private, and all mean that the Envoy is gone
                     self._over = True
             if self._over:
@@ -178,9 +181,10 @@ async def serving(
     clock: Callable[[], float],
     listen: Where | None = None,
     begin: asyncio.Event | None = None,
+    pushed: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Xds]:
     """xDS over `desk`, while the context lasts; `listen`: where Envoys shall listen; `begin`: nobody is
-    answered before it is set. OSError where an address or a
+    answered before it is set; `pushed` is told the kind of each push. OSError where an address or a
     certificate is not to be had."""
     credentials = await asyncio.to_thread(_credentials, door)
     hub = Hub(
@@ -191,7 +195,7 @@ async def serving(
         read_ca=authorities,
         listener=None if listen is None else listener(listen),
     )
-    xds = Xds(hub, say)
+    xds = Xds(hub, say, pushed)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=STREAMS)
     server.add_generic_rpc_handlers((xds.handler(),))
     following = tasks.create_task(hub.run(begin))

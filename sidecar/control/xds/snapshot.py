@@ -33,6 +33,11 @@ class Kind(IntEnum):
     LISTENERS = 2
     ROUTES = 3
 
+    @property
+    def word(self) -> str:
+        """What Envoy's own counters call it."""
+        return ("cds", "eds", "lds", "rds")[self]
+
 
 TYPE_URLS: Final = (
     protos.TYPE_PREFIX + "envoy.config.cluster.v3.Cluster",

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sidecar.core.desk import Action, Event, Notice, TableView
+from sidecar.core.desk import Action, Event, Notice, TableView, outline
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.table import Table, Target, Version, effective
 from sidecar.policy.schema import Endpoint, Service
@@ -61,6 +61,9 @@ class Desk:
 
     def tables(self) -> list[TableView]:
         return [self.views[name] for name in sorted(self.views)]
+
+    def outlines(self) -> list[TableView]:
+        return [outline(view) for view in self.tables()]
 
     def effective(self) -> list[Service]:
         return [service for name in self.names() if (service := self.service(name)) is not None]

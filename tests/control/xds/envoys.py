@@ -222,10 +222,12 @@ class Engine:
         self.name = name
         self.port = 0
         self.served = 0
+        self.writers: set[asyncio.StreamWriter] = set()
         self._gap_s = gap_s
         self._body = name.encode()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.add(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode()
@@ -242,6 +244,7 @@ class Engine:
                     await asyncio.sleep(self._gap_s)
                 writer.write(b"0\r\n\r\n")
         writer.close()
+        self.writers.discard(writer)
 
 
 @contextlib.asynccontextmanager
@@ -253,6 +256,10 @@ async def engine(name: str, gap_s: float = 0.05) -> AsyncIterator[Engine]:
         yield made
     finally:
         server.close()
+        for writer in tuple(made.writers):
+            writer.transport.abort()
+        while made.writers:
+            await asyncio.sleep(0)
 
 
 class Load:
