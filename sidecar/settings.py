@@ -195,7 +195,7 @@ NOWHERE = Here()
 def from_arguments(
     arguments: argparse.Namespace, environ: Mapping[str, str], here: Here = NOWHERE, *, relay: bool = True
 ) -> Settings:
-    """Settings from parsed flags over `environ`, for a process that runs `here`. `relay` False: `sidecar xds`, which has
+    """Settings from parsed flags over `environ`, for a process that runs `here`. `relay` False: `sidecar xds`, with
     xDS on and the descriptor stream off by default. UsageError names the flag or variable that was wrong."""
     return _Reader(arguments, environ, here, relay).settings()
 

@@ -16,15 +16,16 @@
 
 import ipaddress
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 
 from sidecar.control.xds import protos
 from sidecar.control.xds.snapshot import ROUTES_NAME, SERVICE_HEADER, Part, Resource, digest, resource
-from sidecar.core.table import PARTS, Table, parts_of
+from sidecar.core.table import PARTS, Table, encode, parts_of
 from sidecar.policy.address import Address, parse_url
-from sidecar.policy.schema import Deadlines, Endpoint, Service
+from sidecar.policy.schema import Deadlines, Endpoint, Service, encode_hook
 
 SESSION_HEADER: Final = "x-session-id"
 VERSION_HEADER: Final = "x-sidecar-version"
@@ -62,7 +63,8 @@ class _Tls(msgspec.Struct, frozen=True):
 
 def build(service: Service, table: Table | None, table_version: int, read_ca: ReadCa, had: Part | None = None) -> Part:
     """A service as `Desk.effective` has it, with the zones and the rollout of its table. `had`: what it was before."""
-    if had is None or not _same_endpoints(had, service, table):
+    source = _source(service, table)
+    if had is None or had.source != source:
         clusters, assignments, left_out = _endpoints(service, table, read_ca)
     else:
         clusters, assignments, left_out = had.clusters, had.assignments, had.left_out
@@ -80,9 +82,10 @@ def build(service: Service, table: Table | None, table_version: int, read_ca: Re
         by_header = _bytes(protos.Route(match={"prefix": "/", "headers": named}, **action))
         by_default = _bytes(protos.Route(match={"prefix": "/", "headers": unnamed}, **action))
     return Part(
-        service,
-        table,
+        service.name,
+        b"" if table is None else encode(table),
         table_version,
+        source,
         clusters,
         assignments,
         host,
@@ -199,15 +202,15 @@ class _Version:
         self.cluster = resource(name, _bytes(made))
 
 
-def _same_endpoints(had: Part, service: Service, table: Table | None) -> bool:
-    """Whether clusters and endpoints are as they were: weights change often, and endpoints are many."""
-    before = had.service
-    return (
-        before.endpoints == service.endpoints
-        and before.deadlines == service.deadlines
-        and before.balance == service.balance
-        and _zones(had.table) == _zones(table)
+def _source(service: Service, table: Table | None) -> bytes:
+    """What clusters and endpoints are made from, digested: weights change often, and endpoints are many."""
+    made_from = (
+        service.endpoints,
+        service.deadlines.connect_s,
+        service.balance.affinity,
+        sorted(_zones(table).items()),
     )
+    return blake2b(_encoder.encode(made_from), digest_size=16).digest()
 
 
 def _zones(table: Table | None) -> dict[str, float]:
@@ -361,6 +364,7 @@ def _bytes(made: Any) -> bytes:
     return bytes(made.SerializeToString(deterministic=True))
 
 
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=encode_hook)
 _ADS: Final[dict[str, Any]] = {"ads": {}, "resource_api_version": "V3"}
 _LIMITS: Final = {
     f"max_{what}": {"value": NO_LIMIT} for what in ("connections", "pending_requests", "requests", "retries")

@@ -33,7 +33,7 @@ from sidecar.control.xds.build import ReadCa, build
 from sidecar.control.xds.snapshot import Kind, Part, Resource, Snapshot, compose
 from sidecar.core.desk import Desk, Feed, Notice, TableView
 from sidecar.core.revise import Refused
-from sidecar.core.table import Table
+from sidecar.core.table import Table, decode
 from sidecar.policy.schema import Service
 
 ACK_WAIT_S: Final = 10.0
@@ -166,21 +166,21 @@ class Hub:
         else:
             names = list(some)
         for name in names:
-            if self._look(name):
+            if self._look(name, some is None):
                 await asyncio.sleep(0)
         if some is None or not some <= self._parts.keys():
             # Their order says whose requests are those that name none.
             self._parts = {name: self._parts[name] for name in self._desk.names() if name in self._parts}
         self._aim()
 
-    def _look(self, name: str) -> bool:
-        """Whether a service is another one now; then its part is made."""
+    def _look(self, name: str, every: bool) -> bool:
+        """Make a service's part, unless its table is the one that it was made from; whether it was made."""
         service, view = self._desk.service(name), self._desk.standing(name)
         had = self._parts.get(name)
         if service is None:
             return self._parts.pop(name, None) is not None
         table, version = (None, 0) if view is None else (view.table, view.version)
-        if had is not None and had.table_version == version and _same(had, service, table):
+        if had is not None and version and had.table_version == version and not every:
             return False
         part = build(service, table, version, self._read_ca, had)
         if had is None or had.left_out != part.left_out:
@@ -314,7 +314,7 @@ class Hub:
             self._dead = bad.fingerprint
         self._aim()
         for part, before in differing:
-            name = part.service.name
+            name = part.name
             self._desk.notice(Notice(name, WHY, f"{envoy.name} refused it: {message}"))
             table = _before(part, before)
             if table is not None:
@@ -322,7 +322,7 @@ class Hub:
 
     async def _restore(self, bad: Part, table: Table) -> None:
         """Put a service's table back, as long as it is the one that was refused."""
-        name = bad.service.name
+        name = bad.name
         for _ in range(RESTORE_TRIES):
             view = self._desk.standing(name)
             if view is None or view.version != bad.table_version:
@@ -350,14 +350,9 @@ class Hub:
         }
 
 
-def _same(had: Part, service: Service, table: Table | None) -> bool:
-    """Whether a part can stay: the same service, and the same table."""
-    return (had.service is service or had.service == service) and (had.table is table or had.table == table)
-
-
 def _before(bad: Part, good: Part | None) -> Table | None:
     """The table to restore; None: it was no table that changed."""
-    if bad.table is None or (good is not None and bad.table == good.table):
+    if not bad.table or (good is not None and bad.table == good.table):
         return None
     # A table without versions says what the policy files say; and of a service that they do not name, nothing.
-    return Table(bad.service.name) if good is None or good.table is None else good.table
+    return Table(bad.name) if good is None or not good.table else decode(good.table)

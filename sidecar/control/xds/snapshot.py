@@ -17,8 +17,6 @@ from typing import Final
 import msgspec
 
 from sidecar.control.xds import protos
-from sidecar.core.table import Table
-from sidecar.policy.schema import Service
 
 ROUTES_NAME: Final = "sidecar"
 """Of the RouteConfiguration, and of the listener where one is asked for."""
@@ -64,15 +62,17 @@ class Shelf(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One service in Envoy's words, and what it was made from.
+    """One service in Envoy's words, and what they were made from, as short as it can be kept: there may be thousands.
 
+    `table` is its record, empty where it has none; `source` a digest of what clusters and endpoints depend on.
     `host` is its virtual host, empty for a service without versions; `by_header` its route for those who name it in
     `SERVICE_HEADER`, and `by_default` for those who name nobody. `left_out`: what an Envoy cannot be told, in words.
     """
 
-    service: Service
-    table: Table | None
+    name: str
+    table: bytes
     table_version: int
+    source: bytes
     clusters: tuple[Resource, ...]
     assignments: tuple[Resource, ...]
     host: bytes
@@ -114,7 +114,7 @@ def compose(parts: Sequence[Part], listener: Resource | None, before: Snapshot |
         had = resource(ROUTES_NAME, body)
     shelves = (clusters, assignments, listeners, _shelf({ROUTES_NAME: had}, before, Kind.ROUTES))
     fingerprint = digest(shelf.version.encode() for shelf in shelves)
-    return Snapshot({part.service.name: part for part in parts}, shelves, fingerprint)
+    return Snapshot({part.name: part for part in parts}, shelves, fingerprint)
 
 
 def _merged(all_of: Iterable[tuple[Resource, ...]]) -> dict[str, Resource]:
@@ -139,7 +139,7 @@ def _routes(parts: Sequence[Part]) -> bytes:
     for part in reachable:
         default.append(_field(_ROUTES_OF_HOST, part.by_header))
         # Hosts are compared in lower case: a second service of that name is reached by the header alone.
-        domain = part.service.name.lower()
+        domain = part.name.lower()
         if domain not in domains:
             domains.add(domain)
             pieces.append(_field(_HOSTS, part.host))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sidecar.control.xds import hub as hub_module
+from sidecar.control.xds import protos
 from sidecar.control.xds.hub import ACK_WAIT_S, BY, WHY, Hub
 from sidecar.control.xds.snapshot import Kind, Snapshot
 from sidecar.core.revise import Refused
@@ -64,8 +65,9 @@ class Place:
 
     def weight(self, service: str = "chat") -> int:
         """What the first version has in the target."""
-        part = self.hub.target.parts[service]
-        return int(part.service.split["v1"])
+        (route,) = protos.VirtualHost.FromString(self.hub.target.parts[service].host).routes
+        clusters = route.route.weighted_clusters.clusters
+        return sum(each.weight.value for each in clusters if each.name == f"{service}|v1")
 
 
 async def settle() -> None:
