@@ -132,8 +132,9 @@ async def page(port: int, path: bytes, body: bytes | None = None) -> object:
     return json.loads(answer.body)
 
 
-async def test_canary_that_breaks_its_streams_is_taken_back_though_a_sidecar_dies(tmp_path: Path) -> None:
-    fault = {"kind": "in_band_error", "after": 4, "share": 0.3}
+async def test_bad_canary_is_taken_back_by_who_came_later_from_what_a_dead_one_told(tmp_path: Path) -> None:
+    """It is held until all was seen: one sidecar alone at first, then two, of which the first is killed."""
+    fault = {"kind": "in_band_error", "after": 4, "share": 0.5}
     async with (
         valkey(tmp_path / "server") as server,
         processes.engine(tokens=8) as (_, old),
@@ -142,25 +143,33 @@ async def test_canary_that_breaks_its_streams_is_taken_back_though_a_sidecar_die
         policy = tmp_path / "policy.yaml"
         policy.write_text(POLICY % (old, new))
         words = ("--policy", str(policy), "--redis", server.url, "--control", "off", "--access-log", "off")
-        async with processes.sidecar(*words) as first, processes.sidecar(*words) as second:
-            seen = Seen()
-            ports = [first.port, second.port]
+        async with contextlib.AsyncExitStack() as stack:
+            first = await stack.enter_async_context(processes.sidecar(*words))
+            seen, ports = Seen(), [first.port]
+            update = {
+                "version": "v2",
+                "plan": {
+                    "baseline": "v1",
+                    "steps": [{"weight": 0.4, "min": "3s", "min_samples": 50}, {"weight": 1.0, "min": "1s"}],
+                },
+            }
+            await page(first.admin, b"/routes/chat", json.dumps(update).encode())
+            await page(first.admin, b"/canary/chat/hold", b"")
             async with asking(ports, seen):
-                update = {
-                    "version": "v2",
-                    "plan": {
-                        "baseline": "v1",
-                        "steps": [{"weight": 0.2, "min": "6s", "min_samples": 50}, {"weight": 1.0, "min": "1s"}],
-                    },
-                }
-                await page(first.admin, b"/routes/chat", json.dumps(update).encode())
-                await second.process.event("rollout_begun")
-                await until(lambda: seen.answers["v2"] >= 10)
-                ports.remove(first.port)
-                first.process.send(signal.SIGKILL)
-                failed = await second.process.event("rollout_failed")
-                assert failed["version"] == "v2" and failed["service"] == "chat" and failed["evidence"]
-                answers = seen.answers["v2"]
-                await until(lambda: seen.answers["v1"] > 300)
-                assert seen.answers["v2"] <= answers + 12, "a canary that was taken back still gets sessions"
-                assert seen.broken["v2"] and not seen.broken["v1"]
+                await until(lambda: seen.answers["v2"] >= 50)
+                second = await stack.enter_async_context(processes.sidecar(*words))
+                async with asking([second.port], seen):
+                    alone = seen.answers["v2"]
+                    await until(lambda: seen.answers["v2"] >= alone + 50)
+                    ports.remove(first.port)
+                    first.process.send(signal.SIGKILL)
+            asked = sum(seen.answers.values())
+            await page(second.admin, b"/canary/chat/resume", b"")
+            failed = await second.process.event("rollout_failed")
+            assert failed["version"] == "v2" and failed["service"] == "chat" and failed["evidence"]
+            assert sum(seen.answers.values()) == asked, "nobody asked for anything in the meantime"
+            after = Seen()
+            async with asking([second.port], after):
+                await until(lambda: after.answers["v1"] >= 40)
+            assert not after.answers["v2"], "a canary that was taken back still gets sessions"
+            assert seen.broken["v2"] and not seen.broken["v1"]
