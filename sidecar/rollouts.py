@@ -364,6 +364,9 @@ class Rollouts:
                 followed.cursor = entry.id
                 if followed.names(entry):
                     self._heard(name, followed, entry)
+                    await self._breathe()  # of a busy service each is milliseconds
+                    if self._followed.get(name) is not followed:
+                        return
             if len(page) < PAGE:
                 break
             await self._breathe()
