@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bench.routes.growth import Core, Growth, Start, Updates, Wait, service_name, table
+from bench.routes.growth import Core, Growth, Start, Updates, Wait, Xds, service_name, table
 from bench.routes.kill import Away, Kills
 from bench.routes.propagation import Propagation, Way
 from bench.routes.results import Results, budgets, text
@@ -23,6 +23,7 @@ def made(**more: object) -> Results:
         Updates(services, what, 20, ONE, 1.0, 0.5) for services in (1, 1000) for what in ("weights", "endpoints")
     ]
     starts = [Start(services, ONE, ONE, 1 << 26, 1 << 27, 1 << 28, 100, 2.0) for services in (0, 1, 1000)]
+    edges = [Xds(services, 2.0, 1 << 26, 1 << 27, (4.0, 1.0), (5.0, 2.0)) for services in (1, 1000)]
     core = Core(1000, 17_000, 0.3, 0.2, 0.6, 0.01, 16.0, 3_500_000)
     results = Results(
         {"CPU": "one", "cores": "2"},
@@ -32,7 +33,7 @@ def made(**more: object) -> Results:
         [ways],
         [Kills(60, 8.0, 20, 20, 20)],
         [Away("frozen", 2.0, 0.3, True, "the log is away")],
-        Growth(10, 100, core, updates, starts, [Wait("GET /metrics", 200.0, 30.0)], {"0": 1, "1": 2, "1000": 3}),
+        Growth(10, 100, core, updates, starts, [Wait("GET /metrics", 200.0, 30.0)], {"0": 1, "1": 2, "1000": 3}, edges),
     )
     for name, value in more.items():
         setattr(results, name, value)

@@ -6,21 +6,27 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bench.txlog.stage import LIMIT_S, Tree, program
+from bench.txlog.stage import LIMIT_S, Running, Tree, program
 from tests.control.xds.envoys import envoy
 from tests.harness import connect
 from tests.outcomes.release import asked
 
 
 @contextlib.asynccontextmanager
+async def server(tree: Tree, redis: str, policy: Path) -> AsyncIterator[tuple[Running, int]]:
+    """`sidecar xds` over that log; its port."""
+    flags = ("--xds", "127.0.0.1:0", "--admin", "off", "--redis", redis, "--policy", str(policy))
+    async with program(tree, "sidecar", "xds", *flags, "--log-format", "json") as running:
+        async with asyncio.timeout(LIMIT_S):
+            line = json.loads(await running.process.said(lambda line: '"event":"started"' in line))
+        yield running, int(line["xds"].rpartition(":")[2])
+
+
+@contextlib.asynccontextmanager
 async def envoys(count: int, tree: Tree, redis: str, policy: Path, work: Path) -> AsyncIterator[list[int]]:
     """So many; the ports where they take requests, once each answers."""
     async with contextlib.AsyncExitStack() as stack:
-        flags = ("--xds", "127.0.0.1:0", "--redis", redis, "--policy", str(policy), "--log-format", "json")
-        served = await stack.enter_async_context(program(tree, "sidecar", "xds", *flags))
-        async with asyncio.timeout(LIMIT_S):
-            line = json.loads(await served.process.said(lambda line: '"event":"started"' in line))
-        xds = int(line["xds"].rpartition(":")[2])
+        _, xds = await stack.enter_async_context(server(tree, redis, policy))
         ports = []
         for number in range(count):
             made = await stack.enter_async_context(envoy(work / "envoys", xds, f"envoy-{number}", delta=number == 0))

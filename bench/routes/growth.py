@@ -27,9 +27,10 @@ from pathlib import Path
 
 import msgspec
 
+from bench.routes import envoys
 from bench.routes.stage import Member, member
 from bench.txlog.bulk import _memory
-from bench.txlog.stage import Spread, Tree, rss_kib, spread
+from bench.txlog.stage import Spread, Tree, cpu_s, rss_kib, spread
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.core.fleet import Fleet
 from sidecar.core.table import PARTS, Table, Target, Version, decode, effective, encode
@@ -38,6 +39,7 @@ from sidecar.policy.schema import Service, Snapshot
 from sidecar.txlog.codec import Code, Kind, encode_body, route_key
 from sidecar.txlog.server import RedisStore
 from sidecar.txlog.store import Propose, Verdict
+from tests.control.xds.envoys import envoy
 from tests.harness import connect, request
 from tests.outcomes.release import Tool, nothing, releasing
 from tests.servers import Server
@@ -48,6 +50,8 @@ SETTLE_S = 2.0
 ASKED = 100
 """Services that are asked for: each costs what it costs, and nobody's sidecar serves a thousand."""
 PING_S = 0.002
+ENVOY_S = 120.0
+XDS_PAUSE_S = 0.3
 
 
 class Core(msgspec.Struct, frozen=True):
@@ -95,6 +99,18 @@ class Wait(msgspec.Struct, frozen=True):
     longest_ms: float
 
 
+class Xds(msgspec.Struct, frozen=True):
+    """`sidecar xds` with one Envoy, over `services` tables: seconds from the Envoy's start until it has all and
+    listens; resident bytes then; CPU milliseconds an update, of the server and of the Envoy."""
+
+    services: int
+    has_all_s: float
+    server_bytes: int
+    envoy_bytes: int
+    weights_ms: tuple[float, float]
+    endpoints_ms: tuple[float, float]
+
+
 class Growth(msgspec.Struct, frozen=True):
     """All of it."""
 
@@ -106,6 +122,7 @@ class Growth(msgspec.Struct, frozen=True):
     waits: list[Wait]
     server_bytes: dict[str, int]
     """`used_memory` by services."""
+    xds: list[Xds]
 
 
 def service_name(number: int) -> str:
@@ -184,7 +201,7 @@ async def measure(
     tree: Tree, server: Server, work: Path, *, services: int, updates: int, rounds: int, say: Callable[[str], None]
 ) -> Growth:
     """At 0 (starts only), 1 and `services` services, over an empty server."""
-    made, starts, updated = core(), [], []
+    made, starts, updated, xds = core(), [], [], []
     policy = nothing(work / "policy.json")
     memory: dict[str, int] = {}
     for count in (0, 1, services):
@@ -195,9 +212,10 @@ async def measure(
         starts.append(await _starts(tree, server, policy, count, rounds))
         if count:
             updated += await _updates(tree, server, policy, count, updates)
+            xds.append(await _xds(tree, server, policy, work, count, min(updates, 20)))
     say("growth: who waits")
     waits = await _waits(tree, server, policy, services, rounds)
-    return Growth(VERSIONS, ENDPOINTS, made, updated, starts, waits, memory)
+    return Growth(VERSIONS, ENDPOINTS, made, updated, starts, waits, memory, xds)
 
 
 async def fill(url: str, count: int) -> None:
@@ -281,6 +299,34 @@ def _asking(model: str) -> bytes:
     body = b'{"model":"%b","messages":[],"max_tokens":1}' % model.encode()
     headers = [b"Content-Type: application/json"]
     return request(b"/v1/chat/completions", method=b"POST", headers=headers, body=body)
+
+
+async def _xds(tree: Tree, server: Server, policy: Path, work: Path, services: int, count: int) -> Xds:
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        running, port = await enter(envoys.server(tree, server.url, policy))
+        await asyncio.sleep(SETTLE_S)
+        began = time.perf_counter()
+        edge = await enter(envoy(work / f"growth-{services}", port))
+        await edge.listening(ENVOY_S)
+        has_all_s = time.perf_counter() - began
+        await asyncio.sleep(SETTLE_S)
+        resident = running.rss_kib * 1024, rss_kib(edge.process.pid) * 1024
+        tool = await enter(releasing((await enter(member(tree, server.url, policy))).control))
+        await _told(tool, services)
+        await asyncio.sleep(SETTLE_S)
+        spent: list[tuple[float, float]] = []
+        for what in ("weights", "endpoints"):
+            before = running.cpu_s, cpu_s(edge.process.pid)
+            for number in range(count):
+                answer = await tool.push(_update(what, number))
+                assert answer.ack is not None, answer.nack
+                await asyncio.sleep(XDS_PAUSE_S)  # else several would be one push
+            await asyncio.sleep(SETTLE_S)
+            after = running.cpu_s, cpu_s(edge.process.pid)
+            each = [round(1000 * (late - early) / count, 1) for early, late in zip(before, after, strict=True)]
+            spent.append((each[0], each[1]))
+        return Xds(services, round(has_all_s, 2), *resident, *spent)
 
 
 async def _waits(tree: Tree, server: Server, policy: Path, services: int, rounds: int) -> list[Wait]:

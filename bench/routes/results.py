@@ -224,4 +224,17 @@ def _of_growth(growth: Growth) -> list[str]:
             [f"meanwhile, of {growth.starts[-1].services:,} services", "took ms", "longest that a request waited, ms"],
             [[each.what, f"{each.took_ms:.0f}", f"{each.longest_ms:.1f}"] for each in growth.waits],
         ),
+        table(
+            ["services", "an Envoy has all after s", "MB, server, Envoy", "CPU ms, weights", "endpoints"],
+            [
+                [
+                    f"{each.services:,}",
+                    f"{each.has_all_s:.1f}",
+                    f"{each.server_bytes / 1e6:.0f}, {each.envoy_bytes / 1e6:.0f}",
+                    "{:.1f}, {:.1f}".format(*each.weights_ms),
+                    "{:.1f}, {:.1f}".format(*each.endpoints_ms),
+                ]
+                for each in growth.xds
+            ],
+        ),
     ]

@@ -37,9 +37,9 @@ class Envoy:
         """One of its admin pages."""
         return (await call(self.admin, path)).body.decode()
 
-    async def listening(self) -> None:
+    async def listening(self, limit_s: float = LIMIT_S) -> None:
         """Wait until it has routes and listens."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             while True:
                 assert self.process.returncode is None, self.output
                 found = json.loads(await self.get("/listeners?format=json")).get("listener_statuses", [])
