@@ -24,6 +24,7 @@ import msgspec
 
 from sidecar.core.breaker import Scope
 from sidecar.core.detection import Counts
+from sidecar.core.zone import Told
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.txlog import codec, summary
@@ -71,7 +72,7 @@ class SeenEndpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Seen(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag="seen"):
-    """A summary."""
+    """A summary; `trial` in base64. A replay judges breakers: zones and rollouts are there for who looks."""
 
     at_ms: int
     observer: str
@@ -83,6 +84,8 @@ class Seen(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag=
     sessions: dict[str, tuple[int, int]] = {}
     common: float = 0.0
     excused: bool = False
+    zones: dict[str, Told] = {}
+    trial: bytes = b""
 
 
 class Moved(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag="moved"):
@@ -155,6 +158,8 @@ def seen_of(told: Summary, at_ms: int) -> Seen:
         told.sessions,
         told.common,
         told.excused,
+        told.zones,
+        told.trial,
     )
 
 
@@ -170,6 +175,8 @@ def summary_of(seen: Seen) -> Summary:
         seen.sessions,
         seen.common,
         seen.excused,
+        seen.zones,
+        seen.trial,
     )
 
 
