@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
+import sidecar.control as _control  # what gRPC is to know is said before a test imports it
+
+assert _control
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test-compiled` says that it means the compiled package."""

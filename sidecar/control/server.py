@@ -14,16 +14,10 @@ is on.
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Final
-
-# It would log handshakes that fail to stderr, as many as a stranger likes; what is of use is in our own log. And the
-# processes that we start are other programs, which need none of what gRPC does around a fork.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -183,7 +177,7 @@ async def serving(
     address, a certificate or a token is not to be had."""
     writers = Writers(door.token, door.token_file)
     await writers.check()
-    credentials = await asyncio.to_thread(_credentials, door)
+    credentials = await asyncio.to_thread(locks, door)
     control = Control(desk, writers, say, answered)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
     status = health.aio.HealthServicer()
@@ -191,7 +185,7 @@ async def serving(
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     server.add_generic_rpc_handlers((control.handler(),))
     try:
-        control.port = await _bound(server, door, credentials)
+        control.port = await bound(server, door, credentials)
         control.address = f"{_host(door)}:{control.port}"
         await server.start()
         for name in ("", SERVICE):
@@ -212,8 +206,11 @@ async def _leave(control: Control, status: health.aio.HealthServicer) -> None:
     await status.enter_graceful_shutdown()
 
 
-async def _bound(server: grpc.aio.Server, door: Door, credentials: grpc.ServerCredentials | None) -> int:
-    """The port, listened at. gRPC tells nobody why it cannot have one, so the address is tried before."""
+async def bound(
+    server: grpc.aio.Server, door: Door, credentials: grpc.ServerCredentials | None, flag: str = "--control"
+) -> int:
+    """The port, listened at; OSError names `flag`. gRPC tells nobody why it cannot have one, so the address is tried
+    before."""
     where = f"{_host(door)}:{door.port}"
     loop = asyncio.get_running_loop()
     try:
@@ -224,20 +221,21 @@ async def _bound(server: grpc.aio.Server, door: Door, credentials: grpc.ServerCr
                 trial.bind(address)
                 trial.listen(1)
     except OSError as exc:
-        raise OSError(f"cannot listen at {where} (--control): {exc.strerror or exc}") from exc
+        raise OSError(f"cannot listen at {where} ({flag}): {exc.strerror or exc}") from exc
     try:
         if credentials is None:
             return server.add_insecure_port(where)
         return server.add_secure_port(where, credentials)
     except RuntimeError as exc:
-        raise OSError(f"cannot listen at {where} (--control): it was there a moment ago") from exc
+        raise OSError(f"cannot listen at {where} ({flag}): it was there a moment ago") from exc
 
 
 def _host(door: Door) -> str:
     return f"[{door.host}]" if ":" in door.host else door.host
 
 
-def _credentials(door: Door) -> grpc.ServerCredentials | None:
+def locks(door: Door) -> grpc.ServerCredentials | None:
+    """What a door's certificates ask of clients; None: nothing. OSError for files that are none. Reads the disk."""
     if door.tls_cert is None or door.tls_key is None:
         return None
     # gRPC would tell nobody what is wrong with a file; Python's reader does, though not with which.

@@ -14,7 +14,7 @@ from typing import Final
 import grpc
 
 from sidecar.control.door import Door
-from sidecar.control.server import _bound, _credentials
+from sidecar.control.server import bound, locks
 from sidecar.control.xds import protos, speech
 from sidecar.control.xds.build import Where, listener
 from sidecar.control.xds.hub import Counts, Hub, Say, Source
@@ -121,6 +121,11 @@ class Stream:
         self._awake = asyncio.Event()
         self._over = False
 
+    @property
+    def settled(self) -> bool:
+        """Whether it has all of the present target."""
+        return self._walk.has(self._hub.target)
+
     def wake(self) -> None:
         """See `Envoy`."""
         self._awake.set()
@@ -186,7 +191,7 @@ async def serving(
     """xDS over `desk`, while the context lasts; `listen`: where Envoys shall listen; `begin`: nobody is
     answered before it is set; `pushed` is told the kind of each push. OSError where an address or a
     certificate is not to be had."""
-    credentials = await asyncio.to_thread(_credentials, door)
+    credentials = await asyncio.to_thread(locks, door)
     hub = Hub(
         desk,
         tasks,
@@ -200,7 +205,7 @@ async def serving(
     server.add_generic_rpc_handlers((xds.handler(),))
     following = tasks.create_task(hub.run(begin))
     try:
-        xds.port = await _bound(server, door, credentials)
+        xds.port = await bound(server, door, credentials, "--xds")
         xds.address = f"{door.host}:{xds.port}"
         await server.start()
         yield xds
