@@ -46,7 +46,7 @@ _ROUTES_SET = """Without --weight, --weights and --plan the weights stay; a new 
 first.
 A plan is a document of YAML or JSON (docs/routing.md):
   baseline: v1
-  steps: [{weight: 0.05, min: 2m, min_samples: 500}, {weight: 1, min: 10m}]
+  steps: [{weight: 0.05, min: 5m, min_samples: 600}, {weight: 0.5, min: 10m}, {weight: 1}]
 
 """
 

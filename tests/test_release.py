@@ -187,7 +187,7 @@ def test_a_plan_may_come_in_by_a_pipe(admin: Admin, monkeypatch: pytest.MonkeyPa
     admin.says("/routes/chat", TAKEN)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{baseline: v1, steps: [{weight: 0.5}]}")))
     assert run(admin, "routes", "set", "chat", "v2", "--plan", "-") == 0
-    assert admin.update().plan == Plan("v1", (Step(5000, 60.0, 500),))
+    assert admin.update().plan == Plan("v1", (Step(5000, 300.0, 600),))
 
 
 def test_what_no_flag_says_is_left_as_it_is(admin: Admin) -> None:

@@ -3,8 +3,8 @@
 ```yaml
 baseline: v1
 steps:
-  - {weight: 0.05, min: 2m, min_samples: 500}
-  - {weight: 0.25, min: 10m, min_samples: 2000}
+  - {weight: 0.05, min: 5m, min_samples: 600}
+  - {weight: 0.2, min: 10m, min_samples: 2000}
 false_alarm: 0.01
 margins: {first_token: 1.2}
 min_ready: 0.5

@@ -385,8 +385,8 @@ class PlanStep(Strict, frozen=True, kw_only=True):
     """The canary has `weight` of all traffic for at least `min` and `min_samples` answers."""
 
     weight: Annotated[float, Meta(ge=0.0001, le=1)]
-    min_s: Span = field(name="min", default=Span(60))
-    min_samples: Annotated[int, Meta(ge=1, le=10_000_000)] = 500
+    min_s: Span = field(name="min", default=Span(300))
+    min_samples: Annotated[int, Meta(ge=1, le=10_000_000)] = 600
 
 
 class PlanMargins(Strict, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ def test_what_is_sent_is_what_is_read() -> None:
         compatible=("cd" * 32,),
         signature={"dtype": "bf16"},
         models=("chat-*",),
-        plan=Plan("v1", (Step(1500, 90.0, 10), Step(10_000, 86_400.0, 500)), 0.01, Margins(errors=0.01), 0.5),
+        plan=Plan("v1", (Step(1500, 90.0, 10), Step(10_000, 86_400.0, 600)), 0.01, Margins(errors=0.01), 0.5),
         by="ann",
     )
 

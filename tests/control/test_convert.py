@@ -84,7 +84,7 @@ def test_a_plan_that_says_all() -> None:
         min_ready=0,
         margins=pb.Margins(success=0, first_token=1, token_gap=2, errors=0.1, length=3, finish=1),
     )
-    steps = (Step(1, 0.0, 1), Step(10_000, 60.0, 500))
+    steps = (Step(1, 0.0, 1), Step(10_000, 300.0, 600))
     assert read(plan=message).plan == Plan("v1", steps, 0.05, Margins(0.0, 1.0, 2.0, 0.1, 3.0, 1.0), 0.0)
 
 
