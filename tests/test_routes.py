@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sidecar import routes
 from sidecar.core.breaker import Scope
 from sidecar.core.desk import Event, Feed, Notice, TableView, outline
 from sidecar.core.revise import Accepted, Code, Refused, Update
@@ -24,7 +25,7 @@ from sidecar.core.table import (
 )
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.policy.schema import Endpoint, MeshBreaker, Service, Snapshot
-from sidecar.routes import EAGER, QUEUE, TRIES, Routes
+from sidecar.routes import LONG, QUEUE, TRIES, Routes
 from sidecar.txlog.codec import Kind, Record, decode, encode_body, route_key, shard_of
 from sidecar.txlog.replica import Job
 from sidecar.txlog.store import Entry, Propose, Reply, StoreDown
@@ -393,6 +394,60 @@ async def test_cancelled_anywhere_it_was_done_or_not(steps: int) -> None:
     assert not one.routes._locks
 
 
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_goes_wrong_each_update_is_done_once_or_refused_and_all_agree(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "PAUSE_S", 0.001)
+    chance = random.Random(seed)
+    some = pods(3, FILES)
+    network = some[0].sidecar.network
+    await some[0].routes.submit(CANARY)
+    turn(*some)
+    weights: dict[str, float] = {}
+    answers: dict[str, list[Accepted | Refused]] = {}
+
+    async def ask(pod: Pod, name: str) -> None:
+        pod.link.faults = chance.choices(["", "lost", "unheard", "away"], (6, 1, 2, 1), k=2)
+        answer = await pod.routes.submit(update(weight=weights[name], update_id=name))
+        answers.setdefault(name, []).append(answer)
+
+    for number in range(12):
+        name = f"u{number}"
+        weights[name] = (number + 1) / 20
+        async with asyncio.TaskGroup() as tasks:
+            for pod in chance.sample(some, chance.randint(1, 3)):
+                # The same update, or an earlier one again.
+                asked = chance.choice([name, name, *answers])
+                answers.setdefault(asked, [])
+                tasks.create_task(ask(pod, asked))
+        what = chance.random()
+        if what < 0.1:
+            turn(*some)
+            network.loses_all()
+        if what < 0.2:
+            for pod in some:
+                pod.sidecar.disconnect()
+        if what < 0.6:
+            turn(*chance.sample(some, 2))
+    turn(*some)
+    assert len({tuple(sorted(pod.split().items())) for pod in some}) == 1
+    views = [pod.routes.standing("chat") for pod in some]
+    assert views[0] is not None and views == [views[0]] * 3
+    table = views[0].table
+    assert sum(table.weights.values()) == PARTS
+    done = [seen.id for seen in table.seen]
+    assert len(set(done)) == len(done)
+    for name, told in answers.items():
+        accepted_as = {answer.version for answer in told if isinstance(answer, Accepted)}
+        assert sum(isinstance(answer, Accepted) and not answer.repeated for answer in told) <= 1
+        assert len(accepted_as) <= 1
+        assert bool(accepted_as) <= (name in done)
+    # What was done last stands.
+    last = max(table.seen, key=lambda seen: seen.version)
+    assert table.weights["v2"] == round(weights[last.id] * PARTS)
+
+
 # Other writers of this process.
 
 
@@ -615,12 +670,21 @@ async def test_whose_files_differ_the_writers_count() -> None:
     assert yours.nodes() == ["c:80", "x:80"]
 
 
+MANY = 2 * LONG
+"""Endpoints of one service, of which ten are made before anybody asks."""
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "EAGER", 10 * MANY)
+
+
 def big(service: str, number: int) -> Table:
-    """A tenth of what is made before anybody asks."""
-    targets = tuple(Target(f"http://10.{number}.{host >> 8}.{host & 255}") for host in range(EAGER // 10))
+    targets = tuple(Target(f"http://10.{number}.{host >> 8}.{host & 255}") for host in range(MANY))
     return Table(service, (Version("v1", PARTS, endpoints=targets),), (f"{service}-model",))
 
 
+@pytest.mark.usefixtures("few")
 async def test_services_beyond_so_many_endpoints_sleep_until_they_are_asked_for() -> None:
     (pod,) = pods(1, FILES)
     for number in range(12):
@@ -632,7 +696,7 @@ async def test_services_beyond_so_many_endpoints_sleep_until_they_are_asked_for(
     assert sorted(pod.routes.names()) == sorted(policy.name for policy in pod.routes.effective())
     (one, _) = sorted(asleep)
     found = pod.routes.service(one)
-    assert found is not None and len(found.endpoints) == EAGER // 10
+    assert found is not None and len(found.endpoints) == MANY
     assert pod.routes.service("chat") is pod.fleet.services[ServiceName("chat")].policy
     assert pod.routes.service("nobody") is None
     assert asleep == {f"s{number:02}" for number in range(12)} - pod.fleet.services.keys()
@@ -642,10 +706,11 @@ async def test_services_beyond_so_many_endpoints_sleep_until_they_are_asked_for(
     assert asleep.isdisjoint(pod.routes._views)  # nor are their tables kept decoded
     for name in asleep:
         assert pod.service(f"{name}-model") == name
-        assert len(pod.fleet.services[ServiceName(name)].nodes) == EAGER // 10
+        assert len(pod.fleet.services[ServiceName(name)].nodes) == MANY
     accepted(await pod.routes.submit(update("v1", asleep.pop(), zone="z")))
 
 
+@pytest.mark.usefixtures("few")
 async def test_who_sleeps_is_woken_by_an_operator_too() -> None:
     (pod,) = pods(1, FILES)
     for number in range(11):
@@ -655,6 +720,7 @@ async def test_who_sleeps_is_woken_by_an_operator_too() -> None:
     assert pod.routes.ready(asleep)("v1") == 1.0
 
 
+@pytest.mark.usefixtures("few")
 async def test_who_sleeps_and_is_of_no_use_is_passed_over() -> None:
     (pod,) = pods(1, replace(FILES, models=("*-model",)))
     for number in range(10):
