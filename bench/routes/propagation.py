@@ -12,6 +12,7 @@ process. Twenty interpreters, three Envoys, the load and the tools share this ma
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ class Propagation(msgspec.Struct, frozen=True):
     requests: int
     failed: int
     every_ms: float
+    never: int
+    """Of pushes times places: not before the next push, `pause_s` later."""
     ack_ms: list[float]
     told_ms: list[float]
     """After the ack; negative where the tool's answer came later than the change."""
@@ -99,16 +102,21 @@ async def measure(
             stop.set()
         say(f"propagation: {len(asking.seen)} requests, {dict(asking.statuses)}")
     failed = sum(count for status, count in asking.statuses.items() if status != 200)
-    ways = []
+    ways, never = [], 0
     for since in ("ack", "sending"):
         found: dict[str, list[Followed]] = {"sidecars": [], "Envoys": []}
         for turn in turns:
             began = turn.sent if since == "sending" else turn.acked
             for place, each in asking.followed(turn.version, began, turn.until).items():
                 found["sidecars" if place < sidecars else "Envoys"].append(each)
+                if each.from_s == math.inf and since == "ack":
+                    never += 1
+                    some = [one for one in asking.seen if one.where == place and began <= one.began < turn.until]
+                    say(f"propagation: place {place} did not follow {turn.version}: {some[-3:]} of {len(some)}")
         for who, some in found.items():
             if some:
-                not_yet, at = [each.not_yet_s for each in some], [each.from_s for each in some]
+                not_yet = [each.not_yet_s for each in some]
+                at = [min(each.from_s, pause_s) for each in some]
                 ways.append(Way(who, since, quantiles_ms(not_yet), quantiles_ms(at)))
     return Propagation(
         sidecars,
@@ -117,6 +125,7 @@ async def measure(
         len(asking.seen),
         failed,
         1000 * every_s,
+        never,
         quantiles_ms([turn.acked - turn.sent for turn in turns]),
         quantiles_ms(told),
         ways,

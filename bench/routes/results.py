@@ -55,6 +55,7 @@ def budgets(results: Results) -> list[Budget]:
             for who in ("sidecars", "Envoys")
             for since in ("ack", "sending")
         ),
+        _all("places that followed before the next push", [_followed(each) for each in ways]),
         _all("requests meanwhile that were answered", [(each.requests - each.failed, each.requests) for each in ways]),
         Budget(
             "writers killed: old or new everywhere, one update",
@@ -64,6 +65,11 @@ def budgets(results: Results) -> list[Budget]:
         ),
         *(_same(results.growth) if results.growth else []),
     ]
+
+
+def _followed(ways: Propagation) -> tuple[int, int]:
+    places = ways.pushes * (ways.sidecars + ways.envoys)
+    return places - ways.never, places
 
 
 def _most(what: str, limit: float, values: list[float]) -> Budget:
