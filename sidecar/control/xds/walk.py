@@ -195,6 +195,7 @@ class Walk:
     def _sent(self, push: Push) -> Push:
         channel = self._channels[push.kind]
         channel.pending = push
+        channel.settled = None
         channel.nonce = push.nonce
         channel.answered = True
         if push.kind in WHOLE:

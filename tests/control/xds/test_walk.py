@@ -210,6 +210,20 @@ def test_refused_routes_are_said_again_as_they_were(client: Client) -> None:
     assert client.walk.has(ONE)
 
 
+@pytest.mark.parametrize("target", [WEIGHED, OTHER], ids=["weights", "clusters"])
+@pytest.mark.parametrize("taken", range(1, 6))
+def test_back_in_the_middle_is_back(client: Client, target: Snapshot, taken: int) -> None:
+    """The target returns to what all had, after some pushes of another one were taken."""
+    client.go(ONE)
+    for _ in range(taken):
+        push = client.walk.next(target)
+        if push is not None:
+            client.take(push)
+    client.go(ONE)
+    assert client.equals(ONE)
+    assert client.walk.has(ONE)
+
+
 def test_who_refuses_the_good_one_too_is_left_alone(client: Client) -> None:
     client.go(ONE)
     for target in (WEIGHED, ONE):
@@ -360,7 +374,10 @@ def test_any_walk_ends_where_it_should(client: Client, seed: int) -> None:
             if push is None:
                 break
             client.take(push, error="no" if not refused and chance.random() < 0.2 else "")
-    last = snapshot(table("chat", v7=(10_000, (A,))), before=targets[-1])
+        if chance.random() < 0.3:
+            client.go(chance.choice(targets))
+    last = chance.choice(targets)
+    client.go(targets[0] if last.fingerprint == client.walk._refused else last)
     client.go(last)
     assert client.equals(last)
     assert client.walk.has(last)
