@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-routes bench-micro breaker-ab breaker-ab-small breaker-live invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-routes bench-micro breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -100,6 +100,9 @@ breaker-ab: setup  ## the adaptive breaker beside others, simulated; half an hou
 
 breaker-ab-small: setup  ## the same on three scenarios and one seed, as a gate: under a minute
 	$(BIN)/python -m bench.breaker_ab --small
+
+rollouts: setup  ## good and bad canaries, simulated by the thousand, 45 minutes of CPU; see ROLLOUTS, such as ROLLOUTS=--small
+	$(BIN)/python -m bench.rollouts $(ROLLOUTS)
 
 breaker-live: setup  ## the real sidecar before simulated engines, breakers on and then off, 7 minutes; see LIVE, such as LIVE="--seconds 60"
 	$(BIN)/python -m bench.breaker_live $(LIVE)

@@ -23,7 +23,7 @@ from bench.rollouts.scenarios import SCENARIOS
 
 OUT = Path(__file__).parents[2] / "build" / "rollouts"
 SMALL = ("same", "slow2x", "errors5")
-ORDINARY, ELSEWHERE = 1000, 100
+ORDINARY, ELSEWHERE, SMALL_NUMBER = 1000, 100, 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,8 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = rows.read(path)
     else:
         names = SMALL if args.small else args.scenarios
-        many = {name: args.number or (ELSEWHERE if "/" in name else ORDINARY) for name in names}
-        tasks = [(name, args.seed + number) for name in names for number in range(10 if args.small else many[name])]
+        usual = {name: ELSEWHERE if "/" in name else ORDINARY for name in names}
+        many = (
+            dict.fromkeys(names, SMALL_NUMBER) if args.small else {name: args.number or usual[name] for name in names}
+        )
+        # All kinds at once: what was played when somebody stops it is a smaller table, and no part of one.
+        tasks = [(name, args.seed + n) for n in range(max(many.values())) for name in names if n < many[name]]
         found = _run(tasks, args.jobs, None if args.small else path, resume=args.resume)
     print(report.text(found))
     if args.small:

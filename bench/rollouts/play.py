@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bench.rollouts.world import RESULTS, Fault, Traffic, World
+from bench.rollouts.kinds import Fault, World
+from bench.rollouts.world import RESULTS, Traffic
 from sidecar.core import rollout
 from sidecar.core.canary import Trial
 from sidecar.core.revise import Refused

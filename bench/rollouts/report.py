@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.breaker_ab.stats import markdown, wilson
+from bench.rollouts.kinds import World
 from bench.rollouts.play import Played, Scenario
 from bench.rollouts.scenarios import SCENARIOS
-from bench.rollouts.world import World
 
 MOST_FALSE = 0.01
 LEAST_CAUGHT = 0.99

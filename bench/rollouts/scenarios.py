@@ -1,7 +1,7 @@
 """The kinds of rollouts: good canaries and bad ones in an ordinary world, good ones in worlds that are not."""
 
+from bench.rollouts.kinds import Fault, World
 from bench.rollouts.play import ALONE, FEW, Scenario
-from bench.rollouts.world import Fault, World
 
 _ROUGH = World(wander=0.1, surges=True, deaths=1.0)
 

@@ -14,11 +14,11 @@ are, at a hundredth of the cost of playing each token.
 """
 
 from collections.abc import Iterator
-from math import exp, log, pi, sin
+from math import exp, pi, sin
 from random import Random
+from statistics import NormalDist
 
-import msgspec
-
+from bench.rollouts.kinds import Fault, World
 from sidecar.kernel.outcome import DOCTRINE, Ending
 from sidecar.simulate.profile import CHAT
 
@@ -29,45 +29,10 @@ OUT_S = 60.0
 OPENS_S = 3.0
 """Until its breaker opens."""
 NAN = float("nan")
-
-
-class World(msgspec.Struct, frozen=True):
-    """What is around a rollout.
-
-    `rate`: requests per second, drawn evenly in its logarithm. `engines` of which a part serves the canary: as large as
-    its share, or `alone`, one whatever its share. `speeds`: how much machines differ, sigma of the logarithm. `wander`:
-    how much the speed of each comes and goes within a minute. `deaths` per engine and hour. `surges`: the load grows
-    2 to 2.6 times for a minute, every 5 minutes. `cold`: how many times slower first tokens are after sessions moved,
-    decaying by `cold_s`. `sessions`, and how much they differ (`differ`, sigma of the logarithm).
-    """
-
-    rate: tuple[float, float] = (5.0, 50.0)
-    engines: int = 20
-    alone: bool = False
-    speeds: float = 0.03
-    wander: float = 0.0
-    deaths: float = 0.3
-    surges: bool = False
-    swing: float = 0.4
-    cold: float = 2.0
-    cold_s: float = 30.0
-    sessions: int = 1000
-    differ: float = 0.3
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with a canary.
-
-    `slow`, `gap`: times, of first tokens (from prompts of `least_prompt` tokens) and gaps. `broken`, `failed`: more
-    answers that break in their stream, or fail before. `cut_at`: tokens after which answers are cut; 0: never.
-    """
-
-    slow: float = 1.0
-    gap: float = 1.0
-    broken: float = 0.0
-    failed: float = 0.0
-    cut_at: int = 0
-    least_prompt: int = 0
+NORMAL = [NormalDist().inv_cdf((number + 0.5) / 65536) for number in range(65536)]
+"""A normal number is drawn by drawing one of these: a tenth of the cost."""
+TICK_S = 2
+"""Batches are drawn anew every so often."""
 
 
 Answer = tuple[bool, int, Ending, float, float, int, str, int]
@@ -132,7 +97,7 @@ class Traffic:
         load = 1.0 + world.swing * sin(2.0 * pi * (now + self.phase) / DAY_S)
         if world.surges and (now - self.surge_at) % 300.0 < SURGE_S:
             load *= 2.0 + 0.6 * ((now - self.surge_at) // 300.0 % 2.0)
-        broke = self._engines(load)
+        broke = self._engines(load) if int(now) % TICK_S == 0 or now == self.moved_at + 1.0 else []
         for canary, count in broke:
             for _ in range(count):
                 yield canary, 2000, Ending.TRUNCATED, 0.1, NAN, 0, "", -1
@@ -144,21 +109,23 @@ class Traffic:
     def _engines(self, load: float) -> list[tuple[bool, int]]:
         """Batches of this second; how many streams broke because an engine died."""
         world, chance = self.world, self.chance
-        gauss = chance.gauss
-        keep = exp(-1.0 / self.lasts_s)
+        random = chance.random
+        keep = exp(-TICK_S / self.lasts_s)
         fresh = (1.0 - keep * keep) ** 0.5
-        slow = exp(-1.0 / 60.0)
+        slow = exp(-TICK_S / 60.0)
         broke = []
         whole = len(self.engines)
         for number, engine in enumerate(self.engines):
             canary = number < self.canaries
             part, of = (self.share, self.canaries) if canary else (1.0 - self.share, whole - self.canaries)
             usual = self.batch * load * part * whole / of
-            engine.noise = keep * engine.noise + fresh * gauss(0.0, 1.0)
+            engine.noise = keep * engine.noise + fresh * NORMAL[int(random() * 65536)]
             engine.batch = max(1.0, usual + usual**0.5 * engine.noise)
             if world.wander:
-                engine.wander = slow * engine.wander + (1.0 - slow * slow) ** 0.5 * gauss(0.0, world.wander)
-            if world.deaths and chance.random() < world.deaths / 3600.0 and engine.out_until <= self.now:
+                engine.wander = (
+                    slow * engine.wander + (1.0 - slow * slow) ** 0.5 * world.wander * NORMAL[int(random() * 65536)]
+                )
+            if world.deaths and random() < world.deaths * TICK_S / 3600.0 and engine.out_until <= self.now:
                 engine.out_until = self.now + OUT_S
                 # As many as are under way there (Little): a batch is drawn, and not made of these requests.
                 mean = self.rate * load * part / of * CHAT.output_median * 1.28 * CHAT.step_s(int(engine.batch))
@@ -171,12 +138,14 @@ class Traffic:
 
     def _answer(self) -> Iterator[Answer]:
         chance, fault, now = self.chance, self.fault, self.now
-        random, gauss = chance.random, chance.gauss
+        random = chance.random
         who = int(random() * len(self.sessions))
         at, prompts, answers, cut = self.sessions[who]
         canary = at < self.share
         first, last = (0, self.canaries) if canary else (self.canaries, len(self.engines))
-        prompt = min(CHAT.prompt_max, int(exp(log(CHAT.prompt_median) + prompts + CHAT.prompt_sigma * gauss(0.0, 1.0))))
+        prompts += CHAT.prompt_sigma * NORMAL[int(random() * 65536)]
+        answers += CHAT.output_sigma * NORMAL[int(random() * 65536)]
+        prompt = min(CHAT.prompt_max, int(CHAT.prompt_median * exp(prompts)))
         size = 200 + 4 * prompt
         for _ in range(3):
             engine = self.engines[first + int(random() * (last - first))]
@@ -199,13 +168,11 @@ class Traffic:
         took = speed * (step_s + prompt / CHAT.prefill_tokens_per_ms * (1.0 + batch / CHAT.prefill_batch) / 1000.0)
         if batch > CHAT.slots:
             took += (batch - CHAT.slots) * step_s
-        took *= exp(CHAT.noise_sigma * gauss(0.0, 1.0))
+        took *= exp(CHAT.noise_sigma * NORMAL[int(random() * 65536)])
         if random() < CHAT.stragglers:
             took *= min(100.0, 2.0 * (1.0 - random()) ** (-1.0 / 1.5))
-        gap = speed * step_s * exp(0.05 * gauss(0.0, 1.0))
-        tokens = min(
-            CHAT.output_max, 1 + int(exp(log(CHAT.output_median) + answers + CHAT.output_sigma * gauss(0.0, 1.0)))
-        )
+        gap = speed * step_s * exp(0.05 * NORMAL[int(random() * 65536)])
+        tokens = min(CHAT.output_max, 1 + int(CHAT.output_median * exp(answers)))
         finish = (
             "length"
             if tokens >= CHAT.output_max or random() < 0.1 * cut
