@@ -13,7 +13,8 @@ asked for -> held against the rules -> a record under the version it was made fo
    write whose answer is lost is repeated as the same record (`tx`); if another came in between, the log's history says
    whether ours was there.
 4. A table that cannot be used here, or not be read, is counted and said once, and the one before it stays in the fleet.
-   What cannot be read is not written over: a later release may have written it.
+   What cannot be read is not written over: a later release may have written it. So nothing is written that could not
+   be read.
 5. A service that no file names gets the defaults, the mesh's rules, and its table's models. As many as `EAGER`
    endpoints of those are made at once; the rest sleep until somebody asks for their models (`core.fleet`), and of long
    tables that sleep only the record is kept.
@@ -426,9 +427,8 @@ class Routes:
             if not isinstance(made, Table):
                 return made
             call = self._call(service, made, who, why, evidence)
-            if call is None:
-                said = f"the table of {service} would have more than {MAX_TABLE_BYTES >> 10} KiB"
-                return Refused("exhausted", said, number)
+            if isinstance(call, str):
+                return Refused("exhausted", f"the table of {service} {call}", number)
             since_us = self._now_us()
             reply, doubted = await self._put_until(call, until)
             if reply is None:
@@ -446,11 +446,15 @@ class Routes:
                 await asyncio.sleep(PAUSE_S)
         return Refused("unavailable", f"others keep changing {service}: send it again", number)
 
-    def _call(self, service: str, table: Table, who: str, why: str, evidence: str) -> Propose | None:
-        """A table as a proposal; None where it is too long."""
+    def _call(self, service: str, table: Table, who: str, why: str, evidence: str) -> Propose | str:
+        """A table as a proposal; words where it is more than a table may be: nobody could read it, or ever change it."""
         blob = encode(table)
         if len(blob) > MAX_TABLE_BYTES - MAX_RECORD_BYTES:
-            return None
+            return f"would have more than {MAX_TABLE_BYTES >> 10} KiB"
+        try:
+            decode(blob)
+        except BadTable as exc:
+            return f"could not be read again: {exc}"
         key = route_key(service)
         epoch, version = self._replica.fold.version(key)
         return Propose(

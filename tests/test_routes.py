@@ -603,6 +603,30 @@ async def test_a_table_that_is_too_long() -> None:
     assert "KiB" in answer.message and not pod.link.calls
 
 
+async def test_what_could_not_be_read_again_is_not_written() -> None:
+    (pod,) = pods(1, FILES)
+    # Deflated it is little.
+    signature = {f"{number:02d}" + 1000 * "a": 1024 * "b" for number in range(64)}
+
+    async def grow(number: int) -> Accepted | Refused:
+        return await pod.routes.submit(update(f"v{number + 2}", engine="vllm", weight=0.0, signature=signature))
+
+    answers = [await grow(number) for number in range(80)]
+    refusals = [answer for answer in answers if isinstance(answer, Refused)]
+    assert refusals and all(answer.code == "exhausted" and "read again" in answer.message for answer in refusals)
+    assert not pod.said and not pod.routes.unusable
+    accepted(await pod.routes.submit(update("v2", endpoints=())))
+    accepted(await pod.routes.submit(update("v3", endpoints=())))
+
+
+async def test_files_with_more_versions_than_a_table_holds_are_left_alone() -> None:
+    many = tuple(Endpoint(url=f"http://h{number}:80", version=f"v{number}") for number in range(101))
+    (pod,) = pods(1, replace(FILES, endpoints=many))
+    refused(await pod.routes.submit(update("v3", weight=0.5)), "exhausted")
+    assert pod.routes.standing("chat") is None and not pod.link.calls
+    assert len(pod.nodes()) == 101
+
+
 # Services that no file names.
 
 

@@ -111,11 +111,10 @@ def _revised(
         said = f"{update.version!r} is a new version of {update.service}: name its engine, one of {', '.join(_ENGINES)}"
         return Refused("invalid", said)
     version = _updated(known or Version(update.version, 0), update)
-    names = [each.name for each in base.versions]
+    if len(base.versions) + (known is None) > MAX_VERSIONS:
+        said = f"{update.service} has {len(base.versions)} versions, and a table holds {MAX_VERSIONS}"
+        return Refused("exhausted", f"{said}: take the endpoints of one without traffic away first")
     if known is None:
-        if len(names) >= MAX_VERSIONS:
-            said = f"{update.service} has {len(names)} versions: take the endpoints of one without traffic away first"
-            return Refused("exhausted", said)
         table = replace(base, versions=(*base.versions, version))
     else:
         table = replace(base, versions=tuple(version if each is known else each for each in base.versions))
