@@ -155,6 +155,7 @@ class Stream:
             self._settled.clear()
             if self._patience is not None:
                 self._patience.reschedule(0.0)
+                self._patience = None  # once: a second wish may come before the first has woken who waits
             self._wished.set()
             return
         self._wished.set()

@@ -132,6 +132,22 @@ async def test_a_change_of_mind_reaches_who_waits_for_news() -> None:
         assert [table.service_name for table in script.told[1].snapshot.tables] == ["a"]
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_two_changes_of_mind_at_once(turns: int) -> None:
+    desk = FakeDesk()
+    script = Script(desk)
+    async with running(script) as task:
+        script.subscribe("a")
+        await script.hears("snapshot")
+        script.subscribe("b")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        script.subscribe("c")
+        desk.put(Table("c"), "me", "update")
+        await eventually(lambda: [each.service_name for each in script.told[-1].snapshot.tables] == ["c"], "the last")
+        assert not task.done()
+
+
 async def test_a_change_of_mind_ends_the_snapshot_under_way() -> None:
     desk = FakeDesk()
     big = (Version("v1", 10_000, signature={"a": "x" * 900_000}),)
