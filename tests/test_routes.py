@@ -90,6 +90,7 @@ class Pod:
         self.link = Link(sidecar)
         self.said: list[tuple[str, str, dict[str, Any]]] = []
         self.put: list[str] = []
+        self.breaks = False
         chance = random.Random(sidecar.name)
         self.routes = Routes(
             sidecar.replica,
@@ -117,6 +118,8 @@ class Pod:
         return None if found is None else str(found.name)
 
     def _use(self, policy: Service) -> None:
+        if self.breaks:
+            raise KeyError(policy.name)
         self.put.append(policy.name)
         self.fleet.put(policy, self.sidecar.now())
 
@@ -586,7 +589,7 @@ async def test_a_key_that_is_none_and_a_stranger_kind_do_no_harm() -> None:
 
 async def test_a_fault_of_the_fleet_does_not_end_the_log() -> None:
     (pod,) = pods(1, FILES)
-    pod.fleet.services[ServiceName("chat")].nodes = None  # type: ignore[assignment]
+    pod.breaks = True
     accepted(await pod.routes.submit(CANARY))
     assert pod.routes.crashes == 1 and pod.said[0][1] == "route_crashed"
 
