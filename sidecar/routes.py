@@ -188,8 +188,10 @@ class Routes:
         evidence: str = "",
         *,
         begin: bool = False,
+        expected: int = 0,
     ) -> Accepted | Refused:
-        """Make another table of the one that stands; as `submit`. `revise` may be asked again, with a later table.
+        """Make another table of the one that stands; as `submit`. `revise` may be asked again, with a later table,
+        unless `expected` says which it is for.
 
         What it gives back unchanged is not written (`repeated`). `begin`: where there is none, it gets an empty one.
         """
@@ -199,12 +201,14 @@ class Routes:
                 table = Table(service)
             if table is None:
                 return Refused("not_found", f"{service} has no routing table")
+            if expected and expected != number:
+                return Refused("stale", f"the table is at version {number}, and not at {expected}", number)
             made = revise(table)
             if isinstance(made, Refused):
                 return replace(made, version=number)
             return Accepted(table, number, repeated=True) if made == table else made
 
-        return await self._write(service, decide, by, why, evidence)
+        return await self._write(service, decide, by, why, evidence, expected)
 
     async def order(self, service: str, action: Action, by: str) -> Accepted | Refused:
         """See `Desk`."""
@@ -215,14 +219,14 @@ class Routes:
 
         return await self.change(service, obey, by, action, f"{action} by {by}" if by else "")
 
-    async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
+    async def restore(self, service: str, table: Table, by: str, why: str, over: int = 0) -> Accepted | Refused:
         """See `Desk`."""
 
         def back(current: Table) -> Table:
             over = rollout.superseded(current, by, self._now_us())
             return replace(over, versions=table.versions, zones=table.zones, models=table.models)
 
-        return await self.change(service, back, by, why, "an earlier table was put back")
+        return await self.change(service, back, by, why, "an earlier table was put back", expected=over)
 
     def ready(self, service: str) -> Callable[[str], float]:
         """Which part of a version's endpoints may serve here now."""

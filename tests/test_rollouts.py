@@ -216,7 +216,7 @@ class Pod:
     async def order(self, service: str, action: object, by: str) -> Accepted | Refused:
         raise NotImplementedError
 
-    async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
+    async def restore(self, service: str, table: Table, by: str, why: str, over: int = 0) -> Accepted | Refused:
         raise NotImplementedError
 
     def events(self) -> list[str]:

@@ -519,11 +519,26 @@ async def test_a_table_is_put_back_and_its_ids_stay() -> None:
     (pod,) = pods(1, FILES)
     good = accepted(await pod.routes.submit(replace(CANARY, update_id="u1"))).table
     await pod.routes.submit(update(plan=PLAN, endpoints=to("x", "y"), update_id="u2"))
-    back = accepted(await pod.routes.restore("chat", good, "xds", "xds_nack")).table
+    over = pod.routes.tables()[0].version
+    late = await pod.routes.restore("chat", good, "xds", "xds_nack", over - 1)
+    assert isinstance(late, Refused) and (late.code, late.version) == ("stale", over)
+    back = accepted(await pod.routes.restore("chat", good, "xds", "xds_nack", over)).table
     assert back.versions == good.versions and [seen.id for seen in back.seen] == ["u1", "u2"]
     assert back.rollout is not None and back.rollout.phase == "superseded"
     view = pod.routes.standing("chat")
     assert view is not None and view.why == "xds_nack" and pod.nodes() == ["c:80", "h1:80", "h2:80"]
+
+
+async def test_a_table_that_moved_on_unseen_is_not_put_back() -> None:
+    one, other = pods(2, FILES)
+    good = accepted(await one.routes.submit(CANARY))
+    bad = accepted(await one.routes.submit(update(weight=0.5)))
+    turn(one, other)
+    newer = accepted(await other.routes.submit(update(weight=0.3)))  # which the first has not read yet
+    late = await one.routes.restore("chat", good.table, "xds", "xds_nack", bad.version)
+    assert isinstance(late, Refused) and (late.code, late.version) == ("stale", newer.version)
+    turn(one, other)
+    assert one.split() == other.split() == {"v1": 7000.0, "v2": 3000.0}
 
 
 async def test_a_zone_is_turned_down_without_a_word_of_versions() -> None:

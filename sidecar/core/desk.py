@@ -88,8 +88,9 @@ class Desk(Protocol):
     async def order(self, service: str, action: Action, by: str) -> Accepted | Refused:
         """Obey an operator about a service's rollout; as `submit`."""
 
-    async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
-        """Put a table back as it was, without its seen updates being lost; as `submit`."""
+    async def restore(self, service: str, table: Table, by: str, why: str, over: int = 0) -> Accepted | Refused:
+        """Put a table back as it was, without its seen updates being lost; as `submit`. `over`: the version
+        that it is put over, and no other (`stale`); 0: any."""
 
     def subscribe(self) -> Feed:
         """All events from now on: first take `tables()`, in the same turn of the loop."""

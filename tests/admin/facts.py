@@ -201,7 +201,7 @@ class FakeDesk:
         self.orders.append((service, action, by))
         return self.says
 
-    async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
+    async def restore(self, service: str, table: Table, by: str, why: str, over: int = 0) -> Accepted | Refused:
         return self.says
 
     def subscribe(self) -> FakeFeed:

@@ -88,7 +88,7 @@ class FakeDesk:
     async def order(self, service: str, action: Action, by: str) -> Accepted | Refused:
         return Refused("not_found", f"{service} has no rollout for {by} to {action}")
 
-    async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
+    async def restore(self, service: str, table: Table, by: str, why: str, over: int = 0) -> Accepted | Refused:
         return self.put(replace(table, service=service), by, why)
 
     def put(self, table: Table, by: str, why: str, evidence: str = "") -> Accepted:

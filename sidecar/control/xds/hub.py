@@ -327,8 +327,8 @@ class Hub:
             view = self._desk.standing(name)
             if view is None or view.version != bad.table_version:
                 return
-            answer = await self._desk.restore(name, table, BY, WHY)
-            if not isinstance(answer, Refused):
+            answer = await self._desk.restore(name, table, BY, WHY, bad.table_version)
+            if not isinstance(answer, Refused) or answer.code == "stale":
                 return
             self._say("warning", "xds_not_restored", service=name, code=answer.code, error=answer.message)
             if answer.code != "unavailable":

@@ -86,9 +86,11 @@ class Desk:
     async def order(self, service: str, action: Action, by: str) -> Accepted | Refused:
         raise NotImplementedError
 
-    async def restore(self, service: str, table: Table, by: str, why: str) -> Accepted | Refused:
+    async def restore(self, service: str, table: Table, by: str, why: str, over: int = 0) -> Accepted | Refused:
         if self.refuse:
             return self.refuse.pop(0)
+        if self.views[service].version != over:
+            return Refused("stale", "others were faster", self.views[service].version)
         self.restored.append((service, table, by, why))
         return Accepted(table, self.put(table, by, why).version)
 
