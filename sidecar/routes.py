@@ -17,7 +17,8 @@ asked for -> held against the rules -> a record under the version it was made fo
    be read.
 5. A service that no file names gets the defaults, the mesh's rules, and its table's models. As many as `EAGER`
    endpoints of those are made at once; the rest sleep until somebody asks for their models (`core.fleet`), and of long
-   tables that sleep only the record is kept.
+   tables that sleep only the record is kept. Where the table names no endpoint either (it turns a zone down, or weighs
+   the versions of others' files), there is no such service here: it must not take a model from one that has it.
 6. Whose table stands: of two sidecars whose files differ, the first update of a service begins with what the writer's
    files say (`table.started`). Endpoints that only a file names stay that sidecar's own.
 """
@@ -164,7 +165,7 @@ class Routes:
         if known is not None:
             return known.policy
         view = self.standing(name)
-        if view is None:
+        if view is None or not _size(view.table):
             return None
         try:
             return effective(unlisted(name, view.table.models, self._snapshot), view.table)
@@ -268,7 +269,7 @@ class Routes:
         for name in sorted(self._orders.keys() - self._files.keys()):
             if ServiceName(name) in self._replica.fleet.services:
                 view = self.standing(name)
-                if view is not None:
+                if view is not None and _size(view.table):
                     self._views[name] = view
                     made.append(self._over(unlisted(name, view.table.models, snapshot)))
         return replace(snapshot, services=listed), made
@@ -323,8 +324,9 @@ class Routes:
         table = view.table
         name = table.service
         policy = self._files.get(name)
-        awake = policy is not None or ServiceName(name) in self._replica.fleet.services
-        endpoints = sum(len(version.endpoints) for version in table.versions)
+        fleet = self._replica.fleet
+        awake = policy is not None or ServiceName(name) in fleet.services
+        endpoints = _size(table)
         if not awake:
             others = sum(self._eager.values()) - self._eager.get(name, 0)
             awake = others + endpoints <= EAGER
@@ -332,20 +334,27 @@ class Routes:
             self._views[name] = view
         else:
             self._views.pop(name, None)
+        if policy is None and not endpoints:
+            self._eager.pop(name, None)
+            if awake:
+                self._put(view, policy)  # its endpoints go as any do
+            fleet.drop(ServiceName(name))
+            return
         if policy is None and awake:
             self._eager[name] = endpoints
         if awake:
             self._put(view, policy)
         else:
-            self._replica.fleet.sleep(ServiceName(name), table.models or (name,))
+            fleet.sleep(ServiceName(name), table.models or (name,))
 
     def _wake(self, name: ServiceName) -> None:
         """Somebody asks for a service that sleeps."""
         view = self.standing(name)
-        if view is not None:
+        policy = self._files.get(name)
+        if view is not None and (policy is not None or _size(view.table)):
             self._views[name] = view
-            self._eager[name] = sum(len(version.endpoints) for version in view.table.versions)
-            self._put(view, self._files.get(name))
+            self._eager[name] = _size(view.table)
+            self._put(view, policy)
 
     def _put(self, view: TableView, policy: Service | None) -> None:
         table = view.table
@@ -419,7 +428,9 @@ class Routes:
     async def _written(
         self, service: str, decide: Decide, by: str, why: str, evidence: str, until: float
     ) -> Accepted | Refused:
-        who = f"{by[:MAX_BY]} at {self._replica.observer}" if by else self._replica.observer
+        # What no UTF-8 can say must not fail at the last step.
+        by = by[:MAX_BY].encode("utf-8", "replace").decode()
+        who = f"{by} at {self._replica.observer}" if by else self._replica.observer
         number = 0
         for _ in range(TRIES):
             number = self._number(service)
@@ -451,7 +462,7 @@ class Routes:
         return Refused("unavailable", f"others keep changing {service}: send it again", number)
 
     def _call(self, service: str, table: Table, who: str, why: str, evidence: str) -> Propose | str:
-        """A table as a proposal; words where it is more than a table may be: nobody could read it, or ever change it."""
+        """A table as a proposal; words where it is more than one may be: nobody could read it, or ever change it."""
         blob = encode(table)
         if len(blob) > MAX_TABLE_BYTES - MAX_RECORD_BYTES:
             return f"would have more than {MAX_TABLE_BYTES >> 10} KiB"
@@ -563,6 +574,11 @@ def _view(record: Record) -> TableView:
         raise BadTable(f"a table of {table.service[:80]!r} under the key of {record.service[:80]!r}")
     number = table_version(record.epoch, record.version)
     return TableView(table, number, record.ts_us, record.by, record.why, record.evidence)
+
+
+def _size(table: Table) -> int:
+    """How many endpoints it names."""
+    return sum(len(version.endpoints) for version in table.versions)
 
 
 def _asked(update: Update) -> str:

@@ -13,6 +13,7 @@ from sidecar.core.breaker import Scope
 from sidecar.core.desk import Event, Feed, Notice, TableView, outline
 from sidecar.core.revise import Accepted, Code, Refused, Update
 from sidecar.core.table import (
+    MAX_ENDPOINTS,
     PARTS,
     Decay,
     Plan,
@@ -500,6 +501,7 @@ async def test_an_operator_is_obeyed() -> None:
     assert pod.routes.tables()[0].evidence == "v2 5.00%, as a canary of v1; 1 endpoints"
     held = accepted(await pod.routes.order("chat", "hold", "ann")).table.rollout
     assert held is not None and (held.phase, held.by) == ("held", "ann")
+    assert pod.routes.tables()[0].by == "ann at pod-1"
     ahead = accepted(await pod.routes.order("chat", "promote", "ann"))
     assert ahead.table.weights["v2"] == 5000
     back = accepted(await pod.routes.order("chat", "abort", "ann"))
@@ -670,6 +672,46 @@ async def test_it_has_its_own_name_for_a_model_and_the_meshs_rules() -> None:
     policy = pod.fleet.services[ServiceName("chat")].policy
     assert policy.models == ("chat",) and policy.fallback == "backup" and policy.breakers.node.consecutive == 7
     assert pod.service("chat") == "chat" and pod.service("other") == "backup" and pod.service("") == "backup"
+
+
+async def test_a_table_without_endpoints_takes_no_model_from_one_that_has_it() -> None:
+    one, two = pods(2)
+    one.reload(FILES)
+    two.reload(Service(name="all", endpoints=(Endpoint(url="http://x:80"),)))
+    down = {"a": Decay(0.1, 1, "zone_slow")}
+    accepted(await one.routes.change("chat", lambda table: replace(table, zones=down), "", "zone_slow", begin=True))
+    turn(one, two)
+    assert two.service("chat") == "all" and list(two.fleet.services) == ["all"]
+    # The versions of files that two has not.
+    accepted(await one.routes.submit(update("v1", weight=1.0)))
+    turn(one, two)
+    assert two.service("chat") == "all" and two.routes.service("chat") is None
+    assert two.routes.names() == ["all", "chat"] and [each.name for each in two.routes.effective()] == ["all"]
+    accepted(await one.routes.submit(update("v2", engine="vllm", endpoints=to("c"), weight=0.5)))
+    turn(one, two)
+    assert two.service("chat") == "chat" and two.nodes() == ["c:80"]
+    # The files lose it, and it loses its endpoints: nobody is left.
+    one.reload(Service(name="all", endpoints=(Endpoint(url="http://x:80"),)))
+    assert one.service("chat") == "chat" and one.nodes() == ["c:80"]
+    accepted(await one.routes.restore("chat", Table("chat"), "envoy", "xds_nack"))
+    turn(one, two)
+    for pod in (one, two):
+        assert pod.service("chat") == "all" and list(pod.fleet.services) == ["all"]
+        pod.reload(Service(name="all", endpoints=(Endpoint(url="http://x:80"),)))
+        assert list(pod.fleet.services) == ["all"]
+    one.reload(FILES)
+    assert one.service("chat") == "chat" and one.nodes() == ["h1:80", "h2:80"]
+
+
+async def test_a_sleeper_that_loses_its_endpoints_is_no_service() -> None:
+    (pod,) = pods(1)
+    long = tuple(Target(f"http://h{number}:80") for number in range(MAX_ENDPOINTS))
+    names = ["a", "b", "c"]
+    for name in names:
+        accepted(await pod.routes.submit(update("v1", name, engine="vllm", endpoints=long)))
+    assert list(pod.fleet.services) == ["a", "b"]
+    accepted(await pod.routes.restore("c", Table("c"), "envoy", "xds_nack"))
+    assert pod.service("c") is None and list(pod.fleet.services) == ["a", "b"]
 
 
 async def test_all_sidecars_try_made_services_in_one_order() -> None:

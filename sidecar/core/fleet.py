@@ -661,6 +661,18 @@ class Fleet:
             self._asleep[name] = Sleeper(name, models)
             self._forget_models()
 
+    def drop(self, name: ServiceName) -> None:
+        """Forgets a service that no file names, asleep or awake; harmless where there is none."""
+        gone = self.services.get(name) if name in self._made else None
+        if gone is not None:
+            for node in gone.nodes.values():
+                node.draining = True
+            self.services = {key: service for key, service in self.services.items() if key != name}
+            self._made.discard(name)
+            self.generation += 1
+        if self._asleep.pop(name, None) is not None or gone is not None:
+            self._forget_models()
+
     def _forget_models(self) -> None:
         self._models = None
         self._by_model.clear()

@@ -363,6 +363,20 @@ def test_a_sleeper_whose_models_change_is_found_by_the_new_ones() -> None:
     assert fleet.service_for("n") is fleet.services[ServiceName("b")]
 
 
+def test_a_service_that_no_file_names_may_be_dropped() -> None:
+    fleet, _ = fleet_of(Service(name="listed"))
+    fleet.put(Service(name="made", models=("m",), endpoints=(Endpoint(url="http://a:80"),)), 0.0)
+    fleet.sleep(ServiceName("asleep"), ("s",))
+    made = fleet.services[ServiceName("made")]
+    for name in ("listed", "made", "asleep", "unknown", "made"):
+        fleet.drop(ServiceName(name))
+    assert list(fleet.services) == ["listed"], "what a file names stays"
+    assert all(node.draining for node in made.nodes.values())
+    for model in ("m", "s"):
+        found = fleet.service_for(model)
+        assert found is not None and found.name == "listed"
+
+
 def test_a_sleeper_that_cannot_be_made_leaves_its_models_to_the_next() -> None:
     fleet = Fleet(lambda: 0.5)
     fleet.sleep(ServiceName("b"), ("m",))
