@@ -18,7 +18,7 @@ LATE = [0.0, 5.0, 60.0, 90.0]
 
 def made(**more: object) -> Results:
     every = [Way(who, since, LATE, LATE) for who in ("sidecars", "Envoys") for since in ("ack", "sending")]
-    ways = Propagation(20, 3, 100, 9000, 0, 20.0, 0, LATE, LATE, every)
+    ways = Propagation(20, 3, 100, 9000, 0, 20.0, 0, LATE, LATE, LATE, every)
     updates = [
         Updates(services, what, 20, ONE, 1.0, 0.5) for services in (1, 1000) for what in ("weights", "endpoints")
     ]

@@ -42,6 +42,8 @@ class Propagation(msgspec.Struct, frozen=True):
     every_ms: float
     never: int
     """Of pushes times places: not before the next push, `pause_s` later."""
+    request_ms: list[float]
+    """How long the requests took: what the machine did to them, too."""
     ack_ms: list[float]
     told_ms: list[float]
     """After the ack; negative where the tool's answer came later than the change."""
@@ -111,7 +113,11 @@ async def measure(
                 found["sidecars" if place < sidecars else "Envoys"].append(each)
                 if each.from_s == math.inf and since == "ack":
                     never += 1
-                    some = [one for one in asking.seen if one.where == place and began <= one.began < turn.until]
+                    some = [
+                        one
+                        for one in asking.seen
+                        if one.where == place and began <= one.began and one.ended < turn.until
+                    ]
                     say(f"propagation: place {place} did not follow {turn.version}: {some[-3:]} of {len(some)}")
         for who, some in found.items():
             if some:
@@ -126,6 +132,7 @@ async def measure(
         failed,
         1000 * every_s,
         never,
+        quantiles_ms([each.ended - each.began for each in asking.seen]),
         quantiles_ms([turn.acked - turn.sent for turn in turns]),
         quantiles_ms(told),
         ways,

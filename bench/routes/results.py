@@ -155,7 +155,9 @@ def _of_ways(ways: list[Propagation]) -> str:
             lines.append((f"{way.who}: the first from which all did", way.since, places, way.from_ms))
         rows += [[who, since, f"{each.pushes} x {n}", *(f"{ms:.1f}" for ms in found)] for who, since, n, found in lines]
     asked = ", ".join(
-        f"{each.requests:,} requests, one each {each.every_ms:g} ms and place, {each.failed} failed" for each in ways
+        f"{each.requests:,} requests, one each {each.every_ms:g} ms and place, {each.failed} failed; they took"
+        f" {each.request_ms[0]:.1f}, {each.request_ms[2]:.1f}, {each.request_ms[3]:.1f} ms (p50, p99, most)"
+        for each in ways
     )
     return table(head, rows) + f"\n{asked}\n"
 

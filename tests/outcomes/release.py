@@ -306,12 +306,12 @@ class Asking:
                 due = max(due + self.every_s, time.monotonic())
 
     def followed(self, version: str, since: float, until: float) -> dict[int, "Followed"]:
-        """By place, when its requests followed a change at `since` to `version`, of those that began before `until`;
-        infinity is for a place whose last one did not."""
+        """By place, when its requests followed a change at `since` to `version`, which stood until `until`; infinity
+        is for a place whose last one did not. What had not ended by then may have gone either way and says nothing."""
         wrong: dict[int, float] = {}
         right: dict[int, float | None] = {}
         for each in sorted(self.seen, key=lambda each: each.began):
-            if since <= each.began < until:
+            if since <= each.began and each.ended < until:
                 if each.version != version:
                     wrong[each.where] = each.began - since
                     right[each.where] = None
