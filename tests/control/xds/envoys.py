@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import files
@@ -248,9 +249,9 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def engine(name: str, gap_s: float = 0.05) -> AsyncIterator[Engine]:
+async def engine(name: str, gap_s: float = 0.05, tls: ssl.SSLContext | None = None) -> AsyncIterator[Engine]:
     made = Engine(name, gap_s)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=tls)
     made.port = server.sockets[0].getsockname()[1]
     try:
         yield made

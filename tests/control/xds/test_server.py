@@ -17,9 +17,9 @@ from sidecar.control.door import Door
 from sidecar.control.xds import protos, server
 from sidecar.control.xds.build import Where
 from sidecar.control.xds.server import Xds
-from sidecar.core.table import Table, Target, Version
+from sidecar.core.table import Decay, Table, Target, Version
 from tests.certificates import Certificates
-from tests.control.xds.desk import Desk, Said, table
+from tests.control.xds.desk import Desk, Said, at, service, table
 from tests.control.xds.envoys import LIMIT_S, Caller, Engine, call, chunks, engine, envoy, load
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -191,6 +191,52 @@ async def test_the_server_is_gone_and_comes_back(tmp_path: Path) -> None:
                 await until(lambda: len(xds.counts.ack_s) == 1)
                 assert await shares(proxy.port) == {"v2": 100}
             assert not traffic.failed
+
+
+async def test_engines_with_tls_are_verified_as_the_policy_says(tmp_path: Path) -> None:
+    """By address, by name, not at all; and refused by a wrong authority, of which there is nothing to be retried."""
+    made = Certificates(tmp_path)
+    (tmp_path / "other").mkdir()
+    strange = str(Certificates(tmp_path / "other").ca)
+    async with engine("secret", tls=made.server()) as one, engine("named", tls=made.server("engine.example")) as two:
+        address, name = f"https://127.0.0.1:{one.port}", f"https://localhost:{one.port}"
+        desk = Desk(
+            service("by-address", at(address, tls_ca=str(made.ca))),
+            service("by-name", at(name, tls_ca=str(made.ca))),
+            service("not-at-all", at(f"https://127.0.0.1:{two.port}", tls_verify=False)),
+            service("strange", at(address, tls_ca=strange)),
+            service("strange-name", at(name, tls_ca=strange)),
+            service("another-name", at(f"https://localhost:{two.port}", tls_ca=str(made.ca))),
+            service("another-address", at(f"https://127.0.0.1:{two.port}", tls_ca=str(made.ca))),
+        )
+        async with serving(desk) as (xds, _), envoy(tmp_path, xds.port) as proxy:
+            await proxy.listening()
+            got = {name: (await call(proxy.port, host=name)).status for name in desk.names()}
+            assert got == {
+                "by-address": 200,
+                "by-name": 200,
+                "not-at-all": 200,
+                "strange": 503,
+                "strange-name": 503,
+                "another-name": 503,
+                "another-address": 503,
+            }
+
+
+async def test_a_zone_that_is_turned_down_gets_its_share(tmp_path: Path) -> None:
+    async with engine("a") as one, engine("b") as other:
+        zoned = [at(f"http://127.0.0.1:{each.port}", zone=each.name) for each in (one, other)]
+        desk = Desk(service("chat", *zoned))
+        async with serving(desk) as (xds, _), envoy(tmp_path, xds.port) as proxy:
+            await proxy.listening()
+            assert 30 <= (await shares(proxy.port))["a"] <= 70
+            desk.put(Table("chat", zones={"a": Decay(0.1, 0)}))
+            await until(lambda: len(xds.counts.ack_s) == 1)
+            # A tenth of what it would, of which the whole is less: one in eleven.
+            assert (await shares(proxy.port, 200))["a"] <= 45
+            desk.put(Table("chat", zones={"a": Decay(0.0, 0)}))
+            await until(lambda: len(xds.counts.ack_s) == 2)
+            assert await shares(proxy.port) == {"b": 100}
 
 
 async def test_a_stranger_that_does_not_speak_the_protocol_is_told_so() -> None:
