@@ -6,7 +6,9 @@ the request path counts first tokens by zone -> a summary into the log's evidenc
 ```
 
 Whoever concludes first writes; what the others concluded was about a table that is no more. A sidecar that has just
-begun knows of no zone what is usual for it, and leaves the judging to those that do.
+begun knows of no zone what is usual for it, and leaves the judging to those that do. One whose policy turns no zone
+down obeys that at once on its own; what the table says it undoes when for `UNMINDED_S` nobody told of the zones any
+more. Others' files may ask for it, and two sidecars that undo each other would do so for ever.
 
 Once a second it looks as well whose versions have nobody left who may serve, and says so (`core.down`).
 """
@@ -25,6 +27,8 @@ from sidecar.kernel.ids import ServiceName
 from sidecar.txlog.summary import Summary
 
 TICK_S: Final = 1.0
+UNMINDED_S: Final = 60.0
+"""Whoever judges zones tells of them each second in which it has traffic."""
 
 
 class Say(Protocol):
@@ -71,6 +75,8 @@ class Zones:
         self._say = say
         self._watches: dict[str, ZoneWatch] = {}
         self._downs: dict[str, Downs] = {}
+        self._minded: dict[str, float] = {}
+        """When somebody last told of a service's zones; at first, when we began to listen."""
         self.turns: dict[str, int] = {}
         """Changes that this sidecar wrote, by why."""
 
@@ -88,7 +94,10 @@ class Zones:
         if not seen.zones:
             return
         service = self._fleet.services.get(ServiceName(seen.service))
-        if service is None or service.zone_seen is None:
+        if service is None:
+            return
+        self._minded[service.name] = self._clock()
+        if service.zone_seen is None:
             return
         watch = self.watch(service)
         for zone, told in seen.zones.items():
@@ -107,6 +116,8 @@ class Zones:
         services = list(self._fleet.services.values())
         for name in self._watches.keys() - {service.name for service in services if service.zone_seen is not None}:
             del self._watches[name]
+        for name in self._minded.keys() - {service.name for service in services}:
+            del self._minded[name]
         self._downs = {service.name: self._downs.get(service.name) or Downs() for service in services if service.split}
         for service in services:
             downs = self._downs.get(service.name)
@@ -118,6 +129,8 @@ class Zones:
 
     async def _judge(self, service: ServiceState) -> None:
         name = service.name
+        if service.zone_seen is None and self._clock() - self._minded.setdefault(name, self._clock()) < UNMINDED_S:
+            return
         watch = self.watch(service) if service.zone_seen is not None else ZoneWatch()
         view = self._standing(name)
         decays: dict[str, Decay] = {} if view is None else view.table.zones
@@ -134,7 +147,9 @@ class Zones:
 
         evidence = f"zone {turn.zone}: {turn.evidence}"
         answer = await self._change(name, revise, "", turn.why, evidence, begin=True)
-        if isinstance(answer, Accepted):
+        if isinstance(answer, Refused):
+            self._minded[name] = self._clock()  # with the log away nobody is heard
+        else:
             self.turns[turn.why] = self.turns.get(turn.why, 0) + 1
             level = "warning" if turn.why == "zone_slow" else "info"
             self._say(level, turn.why, service=name, zone=turn.zone, share=turn.share, evidence=turn.evidence)

@@ -161,7 +161,11 @@ async def test_a_policy_that_no_longer_asks_for_it_frees_the_zones() -> None:
     await play([pod], 3, a=FAST)
     pod.fleet.apply(snapshot_of(policy(None)), pod.now)
     assert pod.shares()["a"] == 1.0, "at once here"
-    await play([pod], 2)
+    for _ in range(30):
+        pod.now += 1.0
+        await pod.zones.tick()
+    assert len(desk.views) == 1, "others may still ask for it"
+    await play([pod], 60)
     assert [view.why for view in desk.views] == ["zone_slow", "zone_off"]
     assert desk.views[-1].table.zones["a"].share == 1.0 and pod.state.zone_shares == {}
     assert not pod.zones._watches
@@ -169,6 +173,36 @@ async def test_a_policy_that_no_longer_asks_for_it_frees_the_zones() -> None:
     pod.state.turn({"a": 0.5})
     pod.fleet.apply(snapshot_of(policy()), pod.now)
     assert pod.shares()["a"] == 0.5, "a reload keeps the share"
+
+
+async def test_whose_policy_turns_no_zone_down_undoes_nothing_that_others_mind() -> None:
+    desk = Desk()
+    pods = [Pod(desk, policy()), Pod(desk, policy(None))]
+    await play(pods, 60, a=FAST, b=FAST, c=FAST)
+    await play(pods, 300, a=SLOW, b=FAST, c=FAST)
+    assert [view.why for view in desk.views] == ["zone_slow"]
+    assert [pod.shares()["a"] for pod in pods] == [0.1, 1.0]
+    await play(pods, 120, a=FAST, b=FAST, c=FAST)
+    assert [view.why for view in desk.views[1:]] == ["zone_ramp", "zone_ramp", "zone_back"]
+    assert pods[1].zones.turns == {} and not pods[1].zones._watches
+
+
+async def test_with_the_log_away_nobody_is_heard_and_nothing_is_undone() -> None:
+    desk = Desk()
+    desk.views.append(TableView(Table("chat", zones={"a": Decay(0.1, 1)}), 1, 0, "", "zone_slow"))
+    pod = Pod(desk, policy(None))
+    pod.adopt()
+    desk.refuse = True
+    await play([pod], 200)
+    desk.refuse = False
+    await play([pod], 30)
+    await play([pod], 100, a=FAST)
+    assert len(desk.views) == 1
+    await play([pod], 61)
+    assert [view.why for view in desk.views] == ["zone_slow", "zone_off"]
+    pod.fleet.apply(snapshot_of(), pod.now)
+    await play([pod], 1)
+    assert not pod.zones._minded
 
 
 async def test_a_version_that_is_down_is_told_of() -> None:
