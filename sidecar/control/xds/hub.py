@@ -11,15 +11,17 @@ xDS promises a snapshot to each Envoy by itself. That all have it, or none, is m
                             target = good, at once; what differs is barred, and its tables are restored
 ```
 
-1. A refusal counts if its Envoy has taken a whole snapshot on this stream before, and the snapshot is the one on trial.
-   One that refuses all that it is told (it is too old, or lacks an extension) takes nothing back for others, and one
-   that refuses a snapshot which is past gets the present one.
+1. A refusal counts if it is of who may write (`control.writers`: it changes tables), who has taken a whole snapshot on
+   this stream before, and of the snapshot on trial. One that refuses all that it is told (it is too old, or lacks an
+   extension) takes nothing back for others, and one that refuses a snapshot which is past gets the present one.
 2. Barred is a service as it was refused, not the snapshot: others change on, and it is barred until it changes. So a
    bad endpoint in a policy file, which nobody can restore, stops nothing else.
 3. The tables that made the difference are restored in the log, so that sidecars go where Envoys are. A table that has
    moved on meanwhile is left alone.
-4. Who is silent is told, and holds nobody back for longer than `ACK_WAIT_S`.
-5. While nobody is there (and nothing is barred), nothing is good: the first Envoy proves the present anew.
+4. Who has said nothing for `ACK_WAIT_S` though there was something to answer is told, and holds nobody back until it
+   is heard again, however fast changes follow each other.
+5. While nobody is there whose refusals count (and nothing is barred), nothing is good: the first such Envoy proves the
+   present anew.
 """
 
 import asyncio
@@ -68,6 +70,8 @@ class Envoy(Protocol):
 
     name: str
     proven: bool
+    why_not: str
+    """Why its refusals take nothing back for others; empty: they do."""
 
     def wake(self) -> None:
         """There is another target."""
@@ -113,7 +117,12 @@ class Hub:
         """Fingerprints of parts that were refused, by service."""
         self._dead = ""
         """A whole snapshot that was refused though no part of it could be barred."""
+        self._voters: set[Envoy] = set()
         self._waiting: set[Envoy] = set()
+        self._owing: dict[Envoy, float] = {}
+        """Since when nothing was heard of an Envoy that has something to answer."""
+        self._silent: set[Envoy] = set()
+        self._timed = False
         self._took = 0
         self._since = clock()
         self._timer: asyncio.TimerHandle | None = None
@@ -166,7 +175,12 @@ class Hub:
         else:
             names = list(some)
         for name in names:
-            if self._look(name, some is None):
+            try:
+                made = self._look(name, some is None)
+            except Exception as exc:  # noqa: BLE001 - one service stays as it was; the others, and traffic, go on
+                self._say("error", "xds_crashed", service=name, exc_info=exc)
+                continue
+            if made:
                 await asyncio.sleep(0)
         if some is None or not some <= self._parts.keys():
             # Their order says whose requests are those that name none.

@@ -11,7 +11,7 @@ from sidecar.control.xds import protos
 from sidecar.control.xds.hub import ACK_WAIT_S, BY, WHY, Hub
 from sidecar.control.xds.snapshot import Kind, Snapshot
 from sidecar.core.revise import Refused
-from sidecar.core.table import Table
+from sidecar.core.table import Table, effective
 from sidecar.policy.schema import Service
 from tests.control.xds.desk import Desk, Said, at, service, table
 
@@ -330,6 +330,18 @@ async def test_a_service_that_is_gone_is_routed_no_more() -> None:
         here.hub.changed()
         await settle()
         assert list(here.hub.target.parts) == ["chat"]
+
+
+async def test_a_service_that_cannot_be_said_stays_as_it_was_and_the_others_go_on() -> None:
+    async with place() as here:
+        wrong = table("chat", v1=(10_000, ("http://[nowhere",)))
+        with pytest.raises(ValueError, match=r"IPv6|http"):
+            effective(service("chat"), wrong)
+        here.desk.put(wrong)
+        await here.put(table("embed", v1=(10_000, (A,))))
+        assert here.weight() == 9000
+        assert here.weight("embed") == 10_000
+        assert [each["service"] for each in here.said.of("xds_crashed")] == ["chat"]
 
 
 async def test_what_is_left_out_is_told() -> None:
