@@ -25,6 +25,7 @@ COMPILED = [
     "sidecar/core/breaker.py",
     "sidecar/core/budget.py",
     "sidecar/core/canary.py",
+    "sidecar/core/claim.py",
     "sidecar/core/classify.py",
     "sidecar/core/detection.py",
     "sidecar/core/detector.py",

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from sidecar.core.canary import FAILED, IN_STREAM, OTHER_FAILURE, Tally, Trial, Verdict, group_of
+from sidecar.core.canary import FAILED, IN_STREAM, Tally, Trial, Verdict, group_of
+from sidecar.core.claim import OTHER_FAILURE
 from sidecar.core.table import Margins, Plan, Step
 from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS, MOST_KEYS
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result

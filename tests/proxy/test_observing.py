@@ -6,19 +6,8 @@ from math import log
 import pytest
 from msgspec.structs import replace
 
-from sidecar.core.canary import (
-    FINISH,
-    FINISHES,
-    FIRST_TOKEN,
-    GAP,
-    LEAST_FIRST_S,
-    LEAST_GAP_S,
-    LENGTH,
-    LENGTH_PER_LN,
-    PER_LN,
-    Trial,
-    group_of,
-)
+from sidecar.core.canary import FINISHES, LEAST_FIRST_S, LEAST_GAP_S, Trial, group_of
+from sidecar.core.claim import FINISH, FIRST_TOKEN, GAP, LENGTH, LENGTH_PER_LN, PER_LN
 from sidecar.core.table import Plan, Step
 from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS
 from sidecar.policy.schema import Endpoint, Retry
