@@ -206,7 +206,11 @@ def _check_endpoints(base: Table, table: Table, fixed: Mapping[EndpointKey, str]
         for each in table.versions:
             if each.name != update.version:
                 for target in each.endpoints:
-                    key = endpoint_key(target.url)
+                    try:
+                        key = endpoint_key(target.url)
+                    except ValueError as exc:  # the log may have anybody's tables
+                        said = f'{each.name!r} has an endpoint "{target.url[:MAX_URL]}" that {exc}'
+                        return Refused("conflict", f"{said}: give it others first")
                     if key in own:
                         said = f"{key} is an endpoint of {each.name!r}: take it from there first"
                         return Refused("conflict", said)

@@ -221,6 +221,14 @@ def test_an_endpoint_of_unknown_form(url: str) -> None:
     split().refuses(update(endpoints=(Target(url),)), "invalid", f'"{url}"')
 
 
+def test_an_endpoint_of_unknown_form_that_stands_is_named_and_may_be_replaced() -> None:
+    bad = Version("v1", 8500, endpoints=(Target("http://h:99999"),))
+    desk = Desk(table=Table("chat", (bad, Version("v2", 1500, endpoints=to("c")))), number=7)
+    desk.refuses(update("v2", endpoints=to("d")), "conflict", "'v1'", '"http://h:99999"', "99999")
+    desk.does(update("v1", endpoints=to("a")))
+    desk.does(update("v2", endpoints=to("d")))
+
+
 def test_words_that_are_none() -> None:
     split().refuses(update(endpoints=(Target("http://h", zone="a b"),)), "invalid", "zone")
     split().refuses(update(endpoints=(Target("http://h", node="a\n"),)), "invalid", "node")
