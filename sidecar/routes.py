@@ -237,8 +237,7 @@ class Routes:
 
         def part(version: str) -> float:
             state = self._replica.fleet.services.get(name)
-            nodes = [] if state is None else [node for node in state.nodes.values() if node.version == version]
-            return sum(node.breaker.passes and not node.draining for node in nodes) / len(nodes) if nodes else 0.0
+            return 0.0 if state is None else state.ready(version)
 
         return part
 
