@@ -379,6 +379,8 @@ async def _xds(running: Running, settings: Settings, where: Listen, tasks: async
         tls_cert=settings.control_tls_cert,
         tls_key=settings.control_tls_key,
         tls_ca=settings.control_tls_ca,
+        token=settings.control_token,
+        token_file=settings.control_token_file,
     )
     theirs = settings.xds_listener
     async with server.serving(

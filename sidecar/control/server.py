@@ -27,7 +27,7 @@ from sidecar.control import convert
 from sidecar.control.door import Door
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.stream import Counts, Say, Stream
-from sidecar.control.writers import Writers, caller
+from sidecar.control.writers import Caller, Writers, caller
 from sidecar.core.desk import Desk
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["DescriptorControl"].full_name
@@ -101,7 +101,7 @@ class Control:
         if call is not None:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
-        who = caller(context.peer(), _certified(context), _metadata(context))
+        who = asker(context, metadata_of(context))
         async with asyncio.TaskGroup() as tasks:
             wire = _Wire(context, tasks)
             stream = Stream(
@@ -186,7 +186,7 @@ async def serving(
     server.add_generic_rpc_handlers((control.handler(),))
     try:
         control.port = await bound(server, door, credentials)
-        control.address = f"{_host(door)}:{control.port}"
+        control.address = f"{shown(door)}:{control.port}"
         await server.start()
         for name in ("", SERVICE):
             await status.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -211,7 +211,7 @@ async def bound(
 ) -> int:
     """The port, listened at; OSError names `flag`. gRPC tells nobody why it cannot have one, so the address is tried
     before."""
-    where = f"{_host(door)}:{door.port}"
+    where = f"{shown(door)}:{door.port}"
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(door.host, door.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -230,7 +230,8 @@ async def bound(
         raise OSError(f"cannot listen at {where} ({flag}): it was there a moment ago") from exc
 
 
-def _host(door: Door) -> str:
+def shown(door: Door) -> str:
+    """A door's host as it stands before a port."""
     return f"[{door.host}]" if ":" in door.host else door.host
 
 
@@ -255,6 +256,11 @@ def locks(door: Door) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
+def asker(context: Context, metadata: list[tuple[str, str]]) -> Caller:
+    """Who opened a stream with this metadata."""
+    return caller(context.peer(), _certified(context), metadata)
+
+
 def _certified(context: Context) -> str:
     """The name in the client's certificate, which gRPC verified; empty: it brought none."""
     names = list(context.peer_identities() or ())
@@ -264,5 +270,6 @@ def _certified(context: Context) -> str:
     return (common or names)[0].decode("utf-8", "replace") or "certificate"
 
 
-def _metadata(context: Context) -> list[tuple[str, str]]:
+def metadata_of(context: Context) -> list[tuple[str, str]]:
+    """A call's metadata that is text, names in lower case."""
     return [(key.lower(), value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]

@@ -233,13 +233,15 @@ class Hub:
             self.target = msgspec.structs.replace(self.target, parts=snapshot.parts)
 
     def _use(self, snapshot: Snapshot) -> None:
-        self._stop_timer()
         self.target = snapshot
-        self._waiting = set(self.envoys)
+        self._waiting = self.envoys - self._silent
         self._took = 0
+        self._timed = self._is_trial
         self._since = self._clock()
+        for envoy in self._waiting:
+            self._owing.setdefault(envoy, self._since)
         self.counts.pushes += 1
-        self._timer = asyncio.get_running_loop().call_later(ACK_WAIT_S, self._late)
+        self._set_timer()
         for envoy in tuple(self.envoys):
             envoy.wake()
 
@@ -248,12 +250,15 @@ class Hub:
     def joined(self, envoy: Envoy) -> None:
         """A stream began."""
         self.envoys.add(envoy)
+        if not envoy.why_not:
+            self._voters.add(envoy)
 
     def left(self, envoy: Envoy) -> None:
         """A stream ended."""
-        self.envoys.discard(envoy)
-        self._waiting.discard(envoy)
-        if not self.envoys and not self._barred:
+        for some in (self.envoys, self._voters, self._waiting, self._silent):
+            some.discard(envoy)
+        self._owing.pop(envoy, None)
+        if not self._voters and not self._barred:
             self.good = None
         else:
             self._judge()
@@ -261,28 +266,39 @@ class Hub:
     def accepted(self, envoy: Envoy, snapshot: Snapshot) -> None:
         """An Envoy has all of a snapshot."""
         envoy.proven = True
+        self._heard(envoy)
         if snapshot.fingerprint != self.target.fingerprint:
             return
+        self._owing.pop(envoy, None)
         if envoy in self._waiting:
             self._waiting.discard(envoy)
-            if not self._waiting and self._is_trial:
+            if not self._waiting and self._timed:
                 self._tell_taken()
-        self._took += 1
+        self._took += not envoy.why_not
         self._judge()
 
-    def acked(self, kind: Kind) -> None:
+    def acked(self, envoy: Envoy) -> None:
         """An Envoy has taken a push."""
         self.counts.acks += 1
+        self._heard(envoy)
 
     def refused(self, envoy: Envoy, snapshot: Snapshot, kind: Kind, message: str) -> None:
         """An Envoy has refused a push of this snapshot."""
         self.counts.nacks += 1
+        self._heard(envoy)
         message = message[:_MESSAGE_CHARACTERS]
         counts = envoy.proven and self._is_trial and snapshot.fingerprint == self.target.fingerprint
-        back = counts and self.good is not None
-        self._say("warning", "xds_nack", envoy=envoy.name, kind=kind.word, error=message, taken_back=back)
+        back = counts and self.good is not None and not envoy.why_not
+        said = {"unheeded": envoy.why_not} if envoy.why_not else {}
+        self._say("warning", "xds_nack", envoy=envoy.name, kind=kind.word, error=message, taken_back=back, **said)
         if back:
             self._take_back(envoy, message)
+
+    def _heard(self, envoy: Envoy) -> None:
+        """It is there, and speaks."""
+        self._silent.discard(envoy)
+        if envoy in self._owing:
+            self._owing[envoy] = self._clock()
 
     @property
     def _is_trial(self) -> bool:
@@ -290,11 +306,10 @@ class Hub:
 
     def _judge(self) -> None:
         """Whether the target is good now: all that were there have taken it."""
-        if self._is_trial and self._took and not self._waiting:
+        if self._is_trial and self._took and self._waiting.isdisjoint(self._voters):
             self._promote()
 
     def _promote(self) -> None:
-        self._stop_timer()
         self.good = self.target
 
     def _tell_taken(self) -> None:
@@ -305,12 +320,15 @@ class Hub:
     def _late(self) -> None:
         """Some have not answered in time: those that did are enough, if any did."""
         self._timer = None
-        if not self._is_trial or not self._waiting:
-            return
-        names = sorted(envoy.name for envoy in self._waiting)
-        self._say("warning", "xds_silent", envoys=names[:20], of=len(self.envoys), waited_s=ACK_WAIT_S)
-        self._waiting.clear()
-        self._judge()
+        since = self._clock() - ACK_WAIT_S
+        silent = {envoy for envoy in self._waiting if self._owing.get(envoy, since) <= since}
+        if silent:
+            names = sorted(envoy.name for envoy in silent)
+            self._say("warning", "xds_silent", envoys=names[:20], of=len(self.envoys), waited_s=ACK_WAIT_S)
+            self._silent |= silent
+            self._waiting -= silent
+            self._judge()
+        self._set_timer()
 
     def _take_back(self, envoy: Envoy, message: str) -> None:
         """All go back to the last good snapshot, now; the tables follow."""
@@ -348,6 +366,14 @@ class Hub:
             if answer.code != "unavailable":
                 return
             await asyncio.sleep(RESTORE_AGAIN_S)
+
+    def _set_timer(self) -> None:
+        """For the one of whom nothing was heard for longest."""
+        self._stop_timer()
+        if self._waiting:
+            first = min(self._owing.get(envoy, self._since) for envoy in self._waiting)
+            wait_s = max(0.001, first + ACK_WAIT_S - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._late)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

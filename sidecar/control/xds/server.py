@@ -6,15 +6,18 @@ not read stops its own writer and nothing else; what it is sent when it reads ag
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 import grpc
 
 from sidecar.control.door import Door
-from sidecar.control.server import bound, locks
+from sidecar.control.server import asker, bound, locks, metadata_of, shown
+from sidecar.control.writers import Caller, Writers
 from sidecar.control.xds import protos, speech
 from sidecar.control.xds.build import Where, listener
 from sidecar.control.xds.hub import Counts, Hub, Say, Source
@@ -22,7 +25,7 @@ from sidecar.control.xds.walk import Walk
 
 STREAMS: Final = 5_000
 """Envoys of one server. More are refused, and try elsewhere."""
-MESSAGE_BYTES: Final = 16 << 20
+MESSAGE_BYTES: Final = 4 << 20
 """A state-of-the-world request names all clusters: 10,000 with names as long as they may be have 1.3 MB."""
 PING_S: Final = 10
 PONG_S: Final = 10
@@ -45,10 +48,11 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class Xds:
     """A server that serves; `changed` is to be called when the policy files changed."""
 
-    def __init__(self, hub: Hub, say: Say, pushed: Callable[[str], None]) -> None:
+    def __init__(self, hub: Hub, writers: Writers, say: Say, pushed: Callable[[str], None]) -> None:
         self.port = 0
         self.address = ""
         self.hub = hub
+        self._writers = writers
         self._calls: set[asyncio.Task[None]] = set()
         self._say = say
         self._pushed = pushed
@@ -88,7 +92,9 @@ class Xds:
         if call is not None:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
-        stream = Stream(self.hub, walk, context, self._pushed)
+        # Once a stream: Envoy's are long, and a refusal has to be judged in the turn in which it comes.
+        why_not = await self._writers.why_not(_asker(context))
+        stream = Stream(self.hub, walk, context, self._pushed, why_not)
         self.hub.joined(stream)
         try:
             await stream.run()
@@ -111,9 +117,10 @@ class Xds:
 class Stream:
     """One Envoy's stream. The hub's `Envoy`."""
 
-    def __init__(self, hub: Hub, walk: Walk, context: Context, pushed: Callable[[str], None]) -> None:
+    def __init__(self, hub: Hub, walk: Walk, context: Context, pushed: Callable[[str], None], why_not: str) -> None:
         self.name = context.peer()
         self.proven = False
+        self.why_not = why_not
         self._hub = hub
         self._walk = walk
         self._context = context
@@ -155,7 +162,7 @@ class Stream:
                 if answer.error:
                     self._hub.refused(self, answer.push.snapshot, answer.push.kind, answer.error)
                 else:
-                    self._hub.acked(answer.push.kind)
+                    self._hub.acked(self)
             self._awake.set()
 
     async def _write(self) -> None:
@@ -189,8 +196,10 @@ async def serving(
     pushed: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Xds]:
     """xDS over `desk`, while the context lasts; `listen`: where Envoys shall listen; `begin`: nobody is
-    answered before it is set; `pushed` is told the kind of each push. OSError where an address or a
-    certificate is not to be had."""
+    answered before it is set; `pushed` is told the kind of each push. OSError where an address, a certificate or
+    a token is not to be had."""
+    writers = Writers(door.token, door.token_file)
+    await writers.check()
     credentials = await asyncio.to_thread(locks, door)
     hub = Hub(
         desk,
@@ -200,13 +209,13 @@ async def serving(
         read_ca=authorities,
         listener=None if listen is None else listener(listen),
     )
-    xds = Xds(hub, say, pushed)
+    xds = Xds(hub, writers, say, pushed)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=STREAMS)
     server.add_generic_rpc_handlers((xds.handler(),))
     following = tasks.create_task(hub.run(begin))
     try:
         xds.port = await bound(server, door, credentials, "--xds")
-        xds.address = f"{door.host}:{xds.port}"
+        xds.address = f"{shown(door)}:{xds.port}"
         await server.start()
         yield xds
     finally:
@@ -221,3 +230,24 @@ def authorities(name: str) -> str:
     if not path:
         raise FileNotFoundError("this machine has no authorities of its own")
     return Path(path).read_text(encoding="ascii", errors="replace")
+
+
+def _asker(context: Context) -> Caller:
+    """Who opened a stream. An Envoy puts `x-forwarded-for` on its own calls, with an address of its machine: alone, and
+    with one of ours, it is no proxy's."""
+    said = metadata_of(context)
+    hops = [value for name, value in said if name == "x-forwarded-for"]
+    if len(hops) == 1 and _is_ours(hops[0]):
+        said = [(name, value) for name, value in said if name != "x-forwarded-for"]
+    return asker(context, said)
+
+
+def _is_ours(address: str) -> bool:
+    """Whether an address is one of this machine's: nobody can be bound to another one."""
+    try:
+        family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.bind((address, 0))
+    except (ValueError, OSError):
+        return False
+    return True

@@ -13,6 +13,8 @@ from sidecar.control.xds import protos
 from sidecar.control.xds.snapshot import KINDS, TYPE_URLS
 from sidecar.control.xds.walk import Answer, Push, Walk
 
+NAMES: Final = 30_000
+"""Of one kind that a stream may ask for: three times the clusters of a thousand services with ten versions."""
 _NAME_CHARACTERS: Final = 200
 
 
@@ -24,7 +26,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class BadRequest(ValueError):
-    """Bytes that are no request."""
+    """Bytes that are no request, or one that asks for too much."""
 
 
 def hear(walk: Walk, data: bytes) -> Heard:
@@ -46,6 +48,13 @@ def hear(walk: Walk, data: bytes) -> Heard:
     error = ""
     if request.HasField("error_detail"):
         error = request.error_detail.message or f"code {request.error_detail.code}"
+    named = (
+        (request.resource_names_subscribe, request.resource_names_unsubscribe, request.initial_resource_versions)
+        if walk.delta
+        else (request.resource_names,)
+    )
+    if walk.names(kind) + sum(map(len, named)) > 2 * NAMES or any(len(names) > NAMES for names in named):
+        raise BadRequest(f"more than {NAMES} names of one kind")
     if not walk.delta:
         return Heard(node, walk.ask(kind, request.resource_names, request.response_nonce, error))
     answer = walk.subscribe(

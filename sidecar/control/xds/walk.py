@@ -75,9 +75,10 @@ class _Channel:
         return self.everything or name in self.names
 
     def forget(self, names: Iterable[str]) -> None:
+        under_way = set() if self.pending is None else {each.name for each in self.pending.sent}
         for name in names:
             self.has.pop(name, None)
-            if self.pending is not None:
+            if name in under_way:
                 self.again.add(name)
         self.settled = None
 
@@ -137,6 +138,10 @@ class Walk:
         channel.forget(gone)
         channel.asked = True
         return answer
+
+    def names(self, kind: Kind) -> int:
+        """How many of a kind are asked for by name."""
+        return len(self._channels[kind].names)
 
     def next(self, snapshot: Snapshot) -> Push | None:
         """What to send now; None: nothing, until an answer or a request or another snapshot comes."""

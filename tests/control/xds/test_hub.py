@@ -23,9 +23,10 @@ BAD = table("chat", v1=(5000, (A,)), v2=(5000, (C,)))
 class Envoy:
     """A stream that takes what it is told to take."""
 
-    def __init__(self, hub: Hub, name: str) -> None:
+    def __init__(self, hub: Hub, name: str, why_not: str = "") -> None:
         self.name = name
         self.proven = False
+        self.why_not = why_not
         self.woken = 0
         self._hub = hub
         hub.joined(self)
@@ -45,10 +46,16 @@ class Envoy:
 class Place:
     """A hub that runs, over a desk."""
 
-    def __init__(self, desk: Desk, said: Said, hub: Hub) -> None:
+    def __init__(self, desk: Desk, said: Said, hub: Hub, time: list[float]) -> None:
         self.desk = desk
         self.said = said
         self.hub = hub
+        self._time = time
+
+    def late(self, passed_s: float) -> None:
+        """Time passes, and the timer calls."""
+        self._time[0] += passed_s
+        self.hub._late()
 
     def envoys(self, count: int) -> list[Envoy]:
         """Envoys that have taken all so far."""
@@ -77,15 +84,15 @@ async def settle() -> None:
 
 @contextlib.asynccontextmanager
 async def place(*files: Service, tables: tuple[Table, ...] = (GOOD,)) -> AsyncIterator[Place]:
-    desk, said = Desk(*files), Said()
+    desk, said, now = Desk(*files), Said(), [0.0]
     for each in tables:
         desk.put(each)
     async with asyncio.TaskGroup() as tasks:
-        hub = Hub(desk, tasks, clock=lambda: 0.0, say=said, read_ca=lambda _: "")
+        hub = Hub(desk, tasks, clock=lambda: now[0], say=said, read_ca=lambda _: "")
         running = tasks.create_task(hub.run())
         await hub.ready.wait()
         try:
-            yield Place(desk, said, hub)
+            yield Place(desk, said, hub, now)
         finally:
             running.cancel()
 
@@ -273,11 +280,72 @@ async def test_who_is_silent_is_told_and_holds_nobody_back() -> None:
         one, other = here.envoys(2)
         await here.put(BAD)
         one.take()
-        here.hub._late()  # what the timer calls
+        here.late(ACK_WAIT_S - 1)
+        assert not here.said.of("xds_silent")
+        here.late(1)
         assert here.said.of("xds_silent") == [{"envoys": ["envoy-1"], "of": 2, "waited_s": ACK_WAIT_S}]
         assert here.hub.good is here.hub.target
         other.refuse()
         assert here.hub.counts.rollbacks == 0
+
+
+async def test_who_is_silent_holds_nobody_back_however_fast_changes_come() -> None:
+    """A zone's ramp or a tool writes every few seconds, and one Envoy hangs."""
+    async with place() as here:
+        one, hung = here.envoys(2)
+        for weight in (8000, 7000, 6000, 5000):
+            await here.put(table("chat", v1=(weight, (A,)), v2=(10_000 - weight, (B,))))
+            here.hub.acked(one)
+            one.take()
+            here.late(4)
+        assert [line["envoys"] for line in here.said.of("xds_silent")] == [["envoy-1"]]  # once
+        assert here.hub.good is here.hub.target
+        await here.put(table("chat", v1=(4000, (A,)), v2=(6000, (C,))))
+        one.refuse()
+        assert here.weight() == 5000
+        hung.take()  # and is waited for again
+        await settle()
+        await here.put(table("chat", v1=(3000, (A,)), v2=(7000, (B,))))
+        one.take()
+        assert here.hub.good is not here.hub.target
+
+
+async def test_who_is_slow_and_speaks_is_waited_for() -> None:
+    async with place() as here:
+        one, slow = here.envoys(2)
+        await here.put(BAD)
+        one.take()
+        for _ in range(4):
+            here.late(4)
+            here.hub.acked(slow)
+        assert not here.said.of("xds_silent")
+        slow.refuse()
+        assert here.weight() == 9000
+
+
+async def test_who_may_not_write_takes_nothing_back() -> None:
+    """Its word would change tables, and it may only read them; what it takes makes nothing good either."""
+    async with place() as here:
+        stranger = Envoy(here.hub, "stranger", "no token")
+        stranger.take()
+        good = here.hub.good
+        assert good is None
+        (envoy,) = here.envoys(1)
+        good = here.hub.good
+        bad = await here.put(BAD)
+        stranger.take()
+        stranger.refuse()
+        await settle()
+        assert here.hub.target is bad
+        assert not here.desk.restored
+        assert not here.desk.notices
+        (line,) = here.said.of("xds_nack")
+        assert (line["taken_back"], line["unheeded"]) == (False, "no token")
+        assert here.hub.good is good
+        envoy.take()  # and nobody waits for the stranger
+        assert here.hub.good is here.hub.target
+        here.hub.left(envoy)
+        assert here.hub.good is None
 
 
 async def test_where_all_are_silent_nothing_is_good() -> None:
@@ -285,7 +353,7 @@ async def test_where_all_are_silent_nothing_is_good() -> None:
         (one,) = here.envoys(1)
         good = here.hub.good
         await here.put(BAD)
-        here.hub._late()
+        here.late(ACK_WAIT_S)
         assert here.hub.good is good
         one.refuse()
         await settle()

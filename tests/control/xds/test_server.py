@@ -33,10 +33,12 @@ def split(one: Engine, other: Engine, weight: int, *more: Engine, scheme: str = 
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: Desk, port: int = 0, listen: Where | None = None) -> AsyncIterator[tuple[Xds, Said]]:
+async def serving(
+    desk: Desk, port: int = 0, listen: Where | None = None, token: str = ""
+) -> AsyncIterator[tuple[Xds, Said]]:
     said = Said()
     async with asyncio.TaskGroup() as tasks:
-        door = Door(port=port)
+        door = Door(port=port, token=token)
         async with server.serving(desk, door, tasks, said, clock=time.perf_counter, listen=listen) as xds:
             yield xds, said
 
@@ -251,6 +253,79 @@ async def test_a_stranger_that_does_not_speak_the_protocol_is_told_so() -> None:
             assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
         await until(lambda: xds.streams == 0)
         assert not said.of("xds_stream_crashed")
+
+
+@pytest.mark.parametrize(
+    ("token", "metadata", "heeded"),
+    [
+        ("", (), True),
+        ("", (("x-forwarded-for", "127.0.0.1"), ("x-envoy-internal", "true")), True),
+        ("", (("x-forwarded-for", "203.0.113.9"),), False),
+        ("", (("x-forwarded-for", "127.0.0.1,203.0.113.9"),), False),
+        ("", (("x-forwarded-for", "127.0.0.1"), ("x-forwarded-client-cert", "Hash=0")), False),
+        ("s3cret", (), False),
+        ("s3cret", (("authorization", "Bearer other"),), False),
+        ("s3cret", (("authorization", "Bearer s3cret"),), True),
+    ],
+    ids=[
+        "of this machine",
+        "an Envoy of it",
+        "through a proxy",
+        "an Envoy through one",
+        "through a mesh",
+        "no token",
+        "another token",
+        "the token",
+    ],
+)
+async def test_who_may_not_write_takes_nothing_back(
+    token: str, metadata: tuple[tuple[str, str], ...], heeded: bool
+) -> None:
+    """A refusal restores tables in the log: it is a write, whoever says it in Envoy's words."""
+    desk = Desk()
+    desk.put(table("chat", v1=(9000, ("http://127.0.0.1:1",)), v2=(1000, ("http://127.0.0.1:2",))))
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serving(desk, token=token) as (xds, said),
+        grpc.aio.insecure_channel(f"127.0.0.1:{xds.port}") as channel,
+    ):
+        method = f"/{protos.SERVICE}/StreamAggregatedResources"
+        stream: Call = channel.stream_stream(method)(metadata=metadata)
+        wish = {
+            "type_url": protos.TYPE_PREFIX + "envoy.config.route.v3.RouteConfiguration",
+            "resource_names": ["sidecar"],
+        }
+        await stream.write(protos.DiscoveryRequest(**wish).SerializeToString())
+        first = protos.DiscoveryResponse.FromString(await stream.read())
+        await stream.write(protos.DiscoveryRequest(**wish, response_nonce=first.nonce).SerializeToString())
+        await until(lambda: all(each.proven for each in xds.hub.envoys))
+        desk.weigh("chat", v1=0, v2=10_000)
+        second = protos.DiscoveryResponse.FromString(await stream.read())
+        refusal = protos.DiscoveryRequest(
+            **wish, response_nonce=second.nonce, error_detail={"code": 3, "message": "no"}
+        )
+        await stream.write(refusal.SerializeToString())
+        await until(lambda: said.of("xds_nack"))
+        assert said.of("xds_nack")[0]["taken_back"] is heeded
+        if heeded:
+            await until(lambda: desk.restored)
+        assert desk.views["chat"].table.weights == ({"v1": 9000, "v2": 1000} if heeded else {"v1": 0, "v2": 10_000})
+        stream.cancel()
+
+
+async def test_who_asks_for_too_much_is_told_so() -> None:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serving(Desk()) as (xds, _),
+        grpc.aio.insecure_channel(f"127.0.0.1:{xds.port}") as channel,
+    ):
+        stream: Call = channel.stream_stream(f"/{protos.SERVICE}/DeltaAggregatedResources")()
+        url = protos.TYPE_PREFIX + "envoy.config.cluster.v3.Cluster"
+        names = [f"{number:x}" for number in range(400_000)]
+        request = protos.DeltaDiscoveryRequest(type_url=url, resource_names_subscribe=names)
+        await stream.write(request.SerializeToString())
+        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "30000 names" in await stream.details()
 
 
 async def test_who_does_not_read_holds_one_push() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from sidecar.control.xds import protos
 from sidecar.control.xds.snapshot import TYPE_URLS, Kind, Resource, compose
-from sidecar.control.xds.speech import BadRequest, hear, write
+from sidecar.control.xds.speech import NAMES, BadRequest, hear, write
 from sidecar.control.xds.walk import Push, Walk
 
 NOTHING = compose([], None)
@@ -83,3 +83,28 @@ def test_a_kind_that_is_not_served_is_not_answered() -> None:
 def test_bytes_that_are_no_request(delta: bool) -> None:
     with pytest.raises(BadRequest):
         hear(Walk(delta), b"\xff\xff\xff")
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_more_names_than_there_can_be(delta: bool) -> None:
+    made, field = (
+        (protos.DeltaDiscoveryRequest, "resource_names_subscribe")
+        if delta
+        else (protos.DiscoveryRequest, "resource_names")
+    )
+
+    def ask(walk: Walk, first: int, count: int, field: str = field) -> None:
+        names = [f"n{number}" for number in range(first, first + count)]
+        hear(walk, made(type_url=URL, **{field: names}).SerializeToString())
+
+    walk = Walk(delta)
+    ask(walk, 0, NAMES)
+    with pytest.raises(BadRequest):
+        ask(walk, 0, NAMES + 1)
+    if delta:
+        for first in (NAMES, 2 * NAMES):
+            ask(walk, first, NAMES, "resource_names_unsubscribe")  # of what it never wanted: nothing is kept
+        assert walk.names(Kind.CLUSTERS) == NAMES
+        ask(walk, NAMES, NAMES)
+        with pytest.raises(BadRequest):
+            ask(walk, 2 * NAMES, 1)
