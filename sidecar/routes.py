@@ -584,7 +584,7 @@ def _asked(update: Update) -> str:
     """What an update asks, for people."""
     said = []
     if update.plan is not None and update.plan.steps:
-        share = update.plan.steps[0].weight / PARTS
+        share = min(max(update.plan.steps[0].weight, 0), PARTS) / PARTS  # it may be any number still
         said.append(f"{update.version} {share:.2%}, as a canary of {update.plan.baseline}")
     elif update.weights:
         said.append(", ".join(f"{name} {weight:.2%}" for name, weight in update.weights.items()))

@@ -623,6 +623,15 @@ async def test_a_table_that_is_too_long() -> None:
     assert "KiB" in answer.message and not pod.link.calls
 
 
+async def test_numbers_beyond_all_bounds_are_refused_and_no_fault() -> None:
+    (pod,) = pods(1, FILES)
+    plans = [Plan("v1", (Step(*numbers),)) for numbers in ((10**400, 1.0, 1), (-(10**400), 1.0, 1), (1, 1.0, 10**400))]
+    asked = [update(engine="vllm", endpoints=to("c"), plan=plan) for plan in plans]
+    for each in (*asked, update("v1", weight=1.0, expected=10**400)):
+        refused(await pod.routes.submit(each), "invalid")
+    assert not pod.routes.crashes and not pod.said and not pod.link.calls
+
+
 async def test_what_could_not_be_read_again_is_not_written() -> None:
     (pod,) = pods(1, FILES)
     # Deflated it is little.

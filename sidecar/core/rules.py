@@ -247,6 +247,8 @@ def _wrong(update: Update, policy: Service | None) -> str:
         _encoder.encode(update)
     except UnicodeEncodeError:
         return "it has half of a surrogate pair in it, which no UTF-8 can say"
+    except OverflowError:
+        return "it has a number in it that is too large for any field"
     return (
         _wrong_names(update)
         or _wrong_weights(update)

@@ -240,6 +240,7 @@ def test_words_that_are_none() -> None:
     split().refuses(update(update_id="x" * (MAX_ID + 1)), "invalid", "update id")
     split().refuses(update(update_id="a\nb"), "invalid", "update id")
     split().refuses(update(update_id="\ud800"), "invalid", "surrogate")
+    split().refuses(update(expected=10**30), "invalid", "too large")
     split().refuses(update(signature={"a": "b" * 2000}), "invalid", "signature")
     split().refuses(update(models=("m",) * 1001), "invalid", "models")
     split().refuses(update(models=("",)), "invalid", "model")
