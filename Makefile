@@ -32,14 +32,20 @@ setup: $(STAMP)  ## the virtual environment with everything in it
 run: setup  ## three simulated engines and a sidecar on 127.0.0.1:9400
 	$(BIN)/sidecar demo
 
+# Tests of pure code wait for nothing and share nothing: they run on two cores. What times or opens sockets runs alone.
+PURE := $(addprefix tests/,adapters core fuzz kernel policy simulate wire)
+REST := $(addprefix --ignore=,$(PURE))
+
 test: setup  ## the test suite (no engine, no network but loopback)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 $(PURE)
+	$(BIN)/pytest $(REST)
 
 compile: setup  ## build/compiled: the same with its request path compiled, for test-compiled and bench; a minute
 	@$(BIN)/python -m tests.checks.compiled
 
 test-compiled: compile  ## the test suite against the compiled package
-	cd build/compiled && .venv/bin/python -m pytest --compiled
+	cd build/compiled && .venv/bin/python -m pytest --compiled -n 2 $(PURE)
+	cd build/compiled && .venv/bin/python -m pytest --compiled $(REST)
 
 # What an earlier build left in build/ would be packed as well.
 wheel: setup  ## dist/*.whl, compiled for this machine and this Python; make wheel SIDECAR_COMPILE=0: plain, for any
