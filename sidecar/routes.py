@@ -36,6 +36,7 @@ from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.rules import revise
 from sidecar.core.table import (
     PARTS,
+    WRITABLE_BYTES,
     BadTable,
     Table,
     decode,
@@ -466,9 +467,9 @@ class Routes:
         if len(blob) > MAX_TABLE_BYTES - MAX_RECORD_BYTES:
             return f"would have more than {MAX_TABLE_BYTES >> 10} KiB"
         try:
-            decode(blob)
+            decode(blob, WRITABLE_BYTES)
         except BadTable as exc:
-            return f"could not be read again: {exc}"
+            return f"could not be told to those who follow it: {exc}"
         key = route_key(service)
         epoch, version = self._replica.fold.version(key)
         return Propose(

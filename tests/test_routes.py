@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from sidecar.core.revise import Accepted, Code, Refused, Update
 from sidecar.core.table import (
     MAX_ENDPOINTS,
     PARTS,
+    WRITABLE_BYTES,
     Decay,
     Plan,
     Step,
@@ -632,7 +634,7 @@ async def test_numbers_beyond_all_bounds_are_refused_and_no_fault() -> None:
     assert not pod.routes.crashes and not pod.said and not pod.link.calls
 
 
-async def test_what_could_not_be_read_again_is_not_written() -> None:
+async def test_what_could_not_be_told_is_not_written() -> None:
     (pod,) = pods(1, FILES)
     # Deflated it is little.
     signature = {f"{number:02d}" + 1000 * "a": 1024 * "b" for number in range(64)}
@@ -642,8 +644,10 @@ async def test_what_could_not_be_read_again_is_not_written() -> None:
 
     answers = [await grow(number) for number in range(80)]
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
-    assert refusals and all(answer.code == "exhausted" and "read again" in answer.message for answer in refusals)
+    assert refusals and all(answer.code == "exhausted" and "could not be told" in answer.message for answer in refusals)
     assert not pod.said and not pod.routes.unusable
+    # One message holds it.
+    assert 2 << 20 < len(msgspec.msgpack.encode(pod.routes.tables()[0].table)) <= WRITABLE_BYTES == 3 << 20
     accepted(await pod.routes.submit(update("v2", endpoints=())))
     accepted(await pod.routes.submit(update("v3", endpoints=())))
 

@@ -21,7 +21,8 @@ from sidecar.core.table import PARTS, Margins, Phase, Plan, Rollout, Step, Targe
 from sidecar.policy.schema import PlanStep
 
 PIECE_BYTES: Final = 1 << 20
-"""Of a snapshot at most, with one table more: clients' default limit is 4 MiB a message, and a table is far below 3."""
+"""Of a snapshot at most, or one table that is longer: clients' default limit is 4 MiB a message, and a table has less
+than `WRITABLE_BYTES`."""
 
 CODES: Final[dict[Code, pb.Nack.Code]] = {
     "invalid": pb.Nack.INVALID,
@@ -199,12 +200,13 @@ class Pieces:
     def add(self, view: TableView) -> bytes | None:
         """A piece that is full without it, or None."""
         full = None
-        if self._size >= PIECE_BYTES:
+        table = _table(view)
+        size = table.ByteSize()
+        if self._size and self._size + size > PIECE_BYTES:
             full = pb.DescriptorEvent(snapshot=self._piece).SerializeToString()
             self._piece = pb.Snapshot()
             self._size = 0
-        table = _table(view)
-        self._size += table.ByteSize()
+        self._size += size
         self._piece.tables.append(table)
         return full
 

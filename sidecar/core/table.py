@@ -37,8 +37,11 @@ SEEN: Final = 64
 
 _LEVEL: Final = 1
 """The next levels take four times as long and save a quarter."""
+WRITABLE_BYTES: Final = 3 << 20
+"""Of a table once inflated, to be written: who follows tables gets it as one message, and gRPC's clients take 4 MiB
+unless they were told otherwise. `MAX_ENDPOINTS` with addresses, zones and nodes of 200 characters each fit."""
 _MOST_BYTES: Final = 8 << 20
-"""Of a table once inflated: `MAX_ENDPOINTS` whose names are as long as they may be."""
+"""To be read: a later release may write more."""
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
@@ -197,15 +200,15 @@ def encode(table: Table) -> bytes:
     return bytes((SCHEMA,)) + zlib.compress(_encoder.encode(table), _LEVEL)
 
 
-def decode(blob: bytes) -> Table:
-    """A table from a record's blob. BadTable for all that is none, or none of this schema."""
+def decode(blob: bytes, most: int = _MOST_BYTES) -> Table:
+    """A table from a record's blob. BadTable for all that is none, none of this schema, or more than `most` bytes."""
     if not blob or blob[0] != SCHEMA:
         raise BadTable(f"schema {blob[0]} of a routing table is not known here" if blob else "an empty routing table")
     try:
         inflating = zlib.decompressobj()
-        plain = inflating.decompress(memoryview(blob)[1:], _MOST_BYTES)
+        plain = inflating.decompress(memoryview(blob)[1:], most)
         if not inflating.eof or inflating.unused_data:
-            raise BadTable("no routing table: too long, or not whole")
+            raise BadTable(f"no routing table: more than {most} bytes of it, or not whole")
         table = _decoder.decode(plain)
     except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BadTable(f"no routing table: {exc}") from exc

@@ -225,7 +225,7 @@ def test_a_large_snapshot_comes_in_pieces_that_any_client_takes() -> None:
     views = [TableView(Table(f"s-{n}", (Version("v1", 10_000, "vllm", endpoints),)), 1, 0, "", "") for n in range(60)]
     pieces = snapshot(views)
     assert len(pieces) > 2
-    assert max(map(len, pieces)) < convert.PIECE_BYTES + 100_000
+    assert max(map(len, pieces)) <= convert.PIECE_BYTES + 100  # the frame around it
     said = [told(piece).snapshot for piece in pieces]
     assert [piece.complete for piece in said] == [False] * (len(said) - 1) + [True]
     assert [table.service_name for piece in said for table in piece.tables] == [f"s-{n}" for n in range(60)]
