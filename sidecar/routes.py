@@ -43,6 +43,7 @@ from sidecar.core.table import (
     effective,
     encode,
     reweighed,
+    strangers,
     table_version,
 )
 from sidecar.kernel.ids import ServiceName
@@ -381,7 +382,7 @@ class Routes:
         used = self._used.get(policy.name)
         service: Service | None = None
         if used is not None and (used[0] is policy or used[0] == policy):
-            service = reweighed(used[2], used[1], table)
+            service = reweighed(policy, used[2], used[1], table)
         if service is None:
             try:
                 service = effective(policy, table)
@@ -390,6 +391,8 @@ class Routes:
             for fault in check_service(service):
                 if fault.steps[0] != "split":  # endpoints that others' files name are theirs
                     raise BadTable(f"{path_of(fault.steps)}: {fault.message}")
+        if (unnamed := strangers(service, table)) and (used is None or strangers(used[2], used[1]) != unnamed):
+            self._say("warning", "route_strange", service=policy.name, versions=unnamed)
         self._used[policy.name] = policy, table, service
         return service
 

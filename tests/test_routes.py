@@ -736,6 +736,21 @@ async def test_all_sidecars_try_made_services_in_one_order() -> None:
     assert one.service("") == two.service("") == "a"
 
 
+async def test_files_whose_versions_are_named_anew_serve_until_the_table_names_them() -> None:
+    (pod,) = pods(1, FILES)
+    accepted(await pod.routes.submit(update("v1", weight=1.0)))
+    anew = replace(FILES, endpoints=tuple(replace(each, version="v7") for each in FILES.endpoints))
+    for _ in range(2):
+        pod.reload(anew)
+        assert pod.split() == {"v7": 10_000.0}
+    assert [(level, event, fields["versions"]) for level, event, fields in pod.said] == [
+        ("warning", "route_strange", ["v7"])
+    ]
+    accepted(await pod.routes.submit(update("v7", engine="vllm", weight=1.0)))
+    assert pod.split() == {"v7": 10_000.0} and len(pod.said) == 1
+    assert pod.routes.standing("chat").table.weights == {"v1": 0, "v7": PARTS}  # type: ignore[union-attr]
+
+
 async def test_a_service_may_leave_the_files_and_come_back() -> None:
     (pod,) = pods(1, FILES)
     accepted(await pod.routes.submit(CANARY))

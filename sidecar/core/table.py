@@ -7,7 +7,9 @@ to Envoys. The log's register gives it its version; nothing here knows of the lo
 1. Weights are parts of `PARTS`, whole numbers: sidecars and Envoys split alike, and a sum is exact.
 2. A table holds all versions that may get traffic, with endpoints or without: those that a policy file names for a
    version stay the file's, and are added to the table's. One that has no versions says nothing of them (it is there for
-   a zone's sake): the policy file's split stands.
+   a zone's sake): the policy file's split stands. A version that only the file names gets nothing, unless nobody else
+   is there: where no version with a weight has an endpoint (a file's versions were named anew, say), those that the
+   table does not name serve as the file has them. What it does name and gives no weight gets none in any case.
 3. A table that a later release wrote with more in it is read for what is known here; what is not known is lost if this
    one writes the next. A schema that is not known is refused.
 4. Times are the log server's clock in microseconds since the epoch: the only clock that sidecars share.
@@ -298,13 +300,12 @@ def effective(policy: Service, table: Table) -> Service:
                 zone=target.zone or known.zone,
                 node=target.node or known.node,
             )
-    # One that was begun for a zone's sake says nothing of versions.
-    split = _split(table) if table.versions else policy.split
-    return replace(policy, endpoints=tuple(fixed.values()), split=split)
+    endpoints = tuple(fixed.values())
+    return replace(policy, endpoints=endpoints, split=_split(policy, endpoints, table))
 
 
-def reweighed(service: Service, before: Table, table: Table) -> Service | None:
-    """`service`, which is what `before` makes of a policy, as `table` has it; None where more than weights differ.
+def reweighed(policy: Service, service: Service, before: Table, table: Table) -> Service | None:
+    """`service`, which is what `before` makes of `policy`, as `table` has it; None where more than weights differ.
 
     Its endpoints stay the same object: who compares them need not go through thousands.
     """
@@ -312,12 +313,25 @@ def reweighed(service: Service, before: Table, table: Table) -> Service | None:
         _stands(each) for each in table.versions if each.endpoints
     ]:
         return None
-    return replace(service, split=_split(table))
+    return replace(service, split=_split(policy, service.endpoints, table))
+
+
+def strangers(service: Service, table: Table) -> list[str]:
+    """Versions that serve though the table does not name them: nobody else is there. `service` is as it has it."""
+    return [name for name, part in service.split.items() if part and table.versions and table.version(name) is None]
 
 
 def _stands(version: Version) -> tuple[str, str, tuple[Target, ...]]:
     return version.name, version.engine, version.endpoints
 
 
-def _split(table: Table) -> dict[str, float]:
-    return {version.name: float(version.weight) for version in table.versions}
+def _split(policy: Service, endpoints: tuple[Endpoint, ...], table: Table) -> dict[str, float]:
+    parts = {version.name: float(version.weight) for version in table.versions}
+    if any(version.weight and version.endpoints for version in table.versions):
+        return parts
+    here = {endpoint.version for endpoint in endpoints}
+    if any(part and name in here for name, part in parts.items()):
+        return parts
+    files = started(policy).weights
+    others = {name: float(files[name]) for name in files if name in here and name not in parts and files[name]}
+    return {**dict.fromkeys(parts, 0.0), **others} if others else parts

@@ -26,6 +26,7 @@ from sidecar.core.table import (
     parts_of,
     reweighed,
     started,
+    strangers,
     table_version,
     weighed,
 )
@@ -167,11 +168,29 @@ def test_a_table_without_versions_leaves_the_split() -> None:
     assert effective(policy, Table("chat", zones={"z1": Decay(0.1, 0)})) == policy
 
 
+def test_versions_that_a_table_does_not_name_serve_where_nobody_else_is() -> None:
+    table = Table("chat", (Version("v1", PARTS), Version("v2", 0, "triton", (Target("http://h9"),))))
+    anew = replace(FILES, endpoints=tuple(replace(each, version="v7") for each in FILES.endpoints))
+    made = effective(anew, table)
+    assert made.split == {"v1": 0.0, "v2": 0.0, "v7": float(PARTS)} and strangers(made, table) == ["v7"]
+    assert reweighed(anew, made, table, table) == made
+    # Not what the table names, nor what the file gives nothing.
+    second = replace(anew, endpoints=(*anew.endpoints, Endpoint(url="http://h5", version="v8")), split={"v8": 1.0})
+    assert effective(second, table).split == {"v1": 0.0, "v2": 0.0, "v8": float(PARTS)}
+    third = replace(anew, endpoints=tuple(replace(each, version="v2") for each in FILES.endpoints))
+    assert effective(third, table).split == {"v1": float(PARTS), "v2": 0.0}
+    # One endpoint with a weight is enough.
+    some = Table("chat", (Version("v1", PARTS - 1), Version("v2", 1, "triton", (Target("http://h9"),))))
+    assert effective(anew, some).split == {"v1": PARTS - 1.0, "v2": 1.0}
+    assert not strangers(effective(anew, some), some) and not strangers(effective(FILES, table), table)
+    assert effective(replace(FILES, endpoints=()), table).split == {"v1": float(PARTS), "v2": 0.0}
+
+
 def test_a_change_of_weights_keeps_the_endpoints_as_they_are() -> None:
     table = Table("chat", (Version("v1", 9000), Version("v2", 1000, "triton", (Target("http://h9"),))))
     made = effective(FILES, table)
     later = decode(encode(replace(table, versions=(replace(table.versions[0], weight=0), table.versions[1]))))
-    fast = reweighed(made, table, later)
+    fast = reweighed(FILES, made, table, later)
     assert fast == effective(FILES, later)
     assert fast is not None and fast.endpoints is made.endpoints
 
@@ -188,5 +207,5 @@ def test_a_change_of_more_is_none_of_weights() -> None:
         (replace(one, endpoints=(Target("http://h8"),)), two),
         (),
     ):
-        assert reweighed(made, table, replace(table, versions=changed)) is None
-    assert reweighed(made, table, replace(table, versions=(one, two, Version("v3", 0)))) is not None
+        assert reweighed(FILES, made, table, replace(table, versions=changed)) is None
+    assert reweighed(FILES, made, table, replace(table, versions=(one, two, Version("v3", 0)))) is not None
