@@ -8,7 +8,7 @@ from bench.routes.propagation import Propagation, Way
 from bench.routes.results import Results, budgets, text
 from bench.routes.stage import addresses, quantiles_ms
 from bench.routes.t15 import Live
-from bench.txlog.stage import Spread
+from bench.txlog.stage import ROOT, Spread
 from sidecar.core.table import PARTS, decode, encode
 from sidecar.policy.address import endpoint_key
 
@@ -92,3 +92,11 @@ def test_a_service_has_its_endpoints_once_and_a_whole_of_weights() -> None:
 def test_quantiles_are_of_what_was_there() -> None:
     assert quantiles_ms([0.1, 0.2, 0.3]) == [200.0, 300.0, 300.0, 300.0]
     assert len(set(addresses(1, 600, 80))) == 600
+
+
+def test_the_document_has_the_figures_that_are_kept() -> None:
+    kept = msgspec.json.decode((ROOT / "docs" / "routing.json").read_bytes(), type=Results)
+    said = (ROOT / "docs" / "routes-measured.md").read_text()
+    assert all(budget.met is not None for budget in budgets(kept))
+    missing = [line for line in text(kept).splitlines() if line and line.strip() not in said]
+    assert not missing

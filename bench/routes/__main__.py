@@ -113,7 +113,7 @@ async def _away(tree: Tree, server: Any, work: Path, results: Results, quick: bo
 
 
 async def _growth(tree: Tree, server: Any, work: Path, results: Results, quick: bool) -> None:
-    services, updates, rounds = (50, 10, 1) if quick else (1000, 50, 3)
+    services, updates, rounds = (50, 10, 1) if quick else (1000, 50, 2)
     results.growth = await growth.measure(
         tree, server, work, services=services, updates=updates, rounds=rounds, say=_say
     )

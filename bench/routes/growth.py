@@ -21,6 +21,7 @@ import json
 import secrets
 import statistics
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -68,7 +69,7 @@ class Core(msgspec.Struct, frozen=True):
 
 
 class Updates(msgspec.Struct, frozen=True):
-    """Updates of one service among `services`: milliseconds from sending to ack, CPU milliseconds a time."""
+    """Updates of one service among `services`: milliseconds from sending to ack, CPU milliseconds a time (medians)."""
 
     services: int
     what: str
@@ -171,11 +172,12 @@ def core() -> Core:
         made.apply(Snapshot(version=1, services=(routed,)), 0.0)
         fleets.append(made)
 
-    gc.collect()
-    before = rss_kib("self")
     new_ms = _cpu_ms(new, 10)
     gc.collect()
-    state_bytes = (rss_kib("self") - before) * 1024 // 10
+    tracemalloc.start(1)
+    new()
+    state_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
     return Core(
         VERSIONS * ENDPOINTS,
         len(blob),
@@ -401,25 +403,18 @@ async def _updates(tree: Tree, server: Server, policy: Path, services: int, coun
         await asyncio.sleep(SETTLE_S)
         for what in ("weights", "endpoints"):
             took: list[float] = []
+            spent: list[tuple[float, float]] = []
             for number in range(count + 2):
-                if number == 2:  # the first ones make what is made once
-                    cpu = writer.running.cpu_s, follower.running.cpu_s
+                cpu = writer.running.cpu_s, follower.running.cpu_s
                 answer = await tool.push(_update(what, number))
                 assert answer.ack is not None, answer.nack
-                if number >= 2:
-                    took.append(1000 * (answer.at - answer.sent))
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.3)
-            spent = [
-                1000 * (each.running.cpu_s - before) / count
-                for each, before in zip((writer, follower), cpu, strict=True)
-            ]
-            found.append(Updates(services, what, count, spread([round(t, 3) for t in took]), *map(_tenth, spent)))
+                await asyncio.sleep(0.05)
+                if number >= 2:  # the first ones make what is made once
+                    took.append(round(1000 * (answer.at - answer.sent), 3))
+                    spent.append((writer.running.cpu_s - cpu[0], follower.running.cpu_s - cpu[1]))
+            medians = [round(1000 * statistics.median(values), 2) for values in zip(*spent, strict=True)]
+            found.append(Updates(services, what, count, spread(took), *medians))
     return found
-
-
-def _tenth(value: float) -> float:
-    return round(value, 2)
 
 
 def _update(what: str, number: int) -> pb.DescriptorUpdate:
