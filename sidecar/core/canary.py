@@ -19,10 +19,13 @@ is looked at every second finds a fault in every canary. `core.wager` has what m
 4. What lies past the first 90 s (or 0.3 of the step, if it is short) is held against a canary's times, not what lies
    before: caches that fill, or a share that just grew, are no slowness.
 5. An attempt that waited for its first token until it was given up is later than all that came: it counts by its rank,
-   its deadline is no measured time.
+   its deadline is no measured time. Where the client left first, how long it waited is what is known: of a canary that
+   hangs nothing else may ever be seen.
+6. What could not be held against anything proves nothing: a canary whose answers had none of the baseline's beside
+   them, to prompts as large and at the same time, does not pass; nor one that fails plainly more often, all together.
 """
 
-from math import log
+from math import log, sqrt
 from typing import Final
 from zlib import crc32
 
@@ -34,6 +37,7 @@ from sidecar.core.claim import (
     LENGTH_PER_LN,
     OTHER_FAILURE,
     PER_LN,
+    SUSPECT_ALONE,
     Block,
     Claim,
     Past,
@@ -41,7 +45,7 @@ from sidecar.core.claim import (
     part_of,
 )
 from sidecar.core.table import Plan
-from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS, MOST_KEYS, Tally, Verdict
+from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS, MOST_COUNTED, MOST_KEYS, Tally, Verdict
 from sidecar.kernel.outcome import Ending, Result
 
 __all__ = ["Tally", "Trial", "Verdict", "group_of"]
@@ -106,8 +110,10 @@ class Trial:
         "_canary",
         "_claims",
         "_failed",
+        "_failures",
         "_in_block",
         "_judged",
+        "_margin",
         "_mixed",
         "_needed",
         "_open_ms",
@@ -142,6 +148,8 @@ class Trial:
         self._open_ms = -1
         self._judged = [0, 0]
         self._in_block = [0, 0]
+        self._failures = [0, 0]
+        self._margin = plan.margins.success
         self._failed = ""
         self._suspect = ""
 
@@ -160,8 +168,9 @@ class Trial:
         group: int = -1,
     ) -> None:
         """An attempt ended. `size_bytes` of the body stands for the prompt; `gap_s` is the mean after the first token;
-        nan, 0 tokens and "" are what is not known. `group` of its session; -1: it has none, and is like no other.
-        Attempts on other versions are ignored."""
+        nan, 0 tokens and "" are what is not known; of a client that left before it, `first_token_s` is how long that
+        one waited. `group` of its session; -1: it has none, and is like no other. Attempts on other versions are
+        ignored."""
         if version == self._canary:
             arm = _CANARY
         elif version == self._baseline:
@@ -204,6 +213,10 @@ class Trial:
         if len(seen) > MOST_KEYS:
             kept = list(seen.items())
             seen, rest = dict(kept[:MOST_KEYS]), dict(kept[MOST_KEYS:])
+        for key, count in seen.items():
+            if count > MOST_COUNTED:
+                seen[key] = MOST_COUNTED
+                rest[key] = count - MOST_COUNTED
         self._seen = rest
         return Tally(self.rollout, self.step, seen)
 
@@ -216,20 +229,24 @@ class Trial:
         """
         if tally.rollout != self.rollout or tally.step != self.step or not tally.valid():
             return
-        if self._open_ms < 0:
-            self._open_ms = at_ms
+        if self._open_ms < 0 or at_ms < self._open_ms:
+            self._open_ms = at_ms  # the log's server may be another now, whose clock is behind
+            self._begin_ms = min(self._begin_ms, at_ms)
         elif at_ms - self._open_ms >= self._block_ms and self._in_block[0] and self._in_block[1]:
             self._close()
             self._open_ms = at_ms
         block, judged = self._block, self._judged
         for key, count in tally.counts.items():
             block[key] = block.get(key, 0) + count
-            if key < _MEASURE:
-                arm = 1 if key >= _CANARY else 0
-                judged[arm] += count
+            if key < _GAP:
+                arm = 1 if key % _MEASURE >= _CANARY else 0
                 self._in_block[arm] += count
                 if arm and self._begin_ms < 0:
                     self._begin_ms = at_ms
+                if key < _MEASURE:
+                    judged[arm] += count
+                    if key % _SIZE >= _BUCKET:
+                        self._failures[arm] += count
 
     def verdict(self) -> Verdict:
         """What may be concluded from all that was added; once `fail`, always `fail`."""
@@ -241,8 +258,13 @@ class Trial:
         if self._blocks < LEAST_BLOCKS:
             told = "no answers of the baseline beside it" if not base else "too short a time to tell"
             return Verdict("unclear", told, canary, base)
-        if self._suspect:
-            return Verdict("unclear", f"not enough to tell: {self._suspect}", canary, base)
+        suspect = self._suspect or self._plainly()
+        if suspect:
+            return Verdict("unclear", f"not enough to tell: {suspect}", canary, base)
+        compared = self._claims[0].compared
+        if 2 * compared < self._samples:
+            told = f"only {compared} of {canary} answers had any of the baseline beside them, to prompts as large"
+            return Verdict("unclear", told, canary, base)
         return Verdict("pass", f"nothing beyond its margin: {self._summary()}", canary, base)
 
     def _close(self) -> None:
@@ -278,6 +300,18 @@ class Trial:
                 self._suspect = claim.beyond()
                 if self._suspect:
                     break
+
+    def _plainly(self) -> str:
+        """Whether more failed than of the baseline's, all sizes and times together: no proof, and no pass either."""
+        base, canary = self._judged
+        if not base or not canary:
+            return ""
+        p_base, p_canary = self._failures[0] / base, self._failures[1] / canary
+        noise = (p_canary * (1.0 - p_canary) + 0.25 / canary) / canary + (p_base * (1.0 - p_base) + 0.25 / base) / base
+        if p_canary - p_base - self._margin <= SUSPECT_ALONE * sqrt(noise):
+            return ""
+        of_base = f"of the baseline's {base:,}, {100.0 * p_base:.1f} %"
+        return f"{100.0 * p_canary:.1f} % of all {canary:,} answers failed; {of_base}"
 
     def _summary(self) -> str:
         return "; ".join(claim.brief() for claim in self._claims if claim.briefed)

@@ -30,7 +30,11 @@ OTHER_FAILURE: Final = 16
 """The first number of a failure that is none in the stream."""
 
 KNOWN: Final = 30
-"""Answers of a baseline, of a size, from which its shares are guessed."""
+"""Answers of a baseline, of a size, from which its quantiles and its reasons to end are guessed. That an answer fails
+is rare anywhere: failures are held against each other from the first one on."""
+RARE: Final = 0.01
+RARELY: Final = 10.0
+"""The share of failures that is guessed of a baseline, and how many answers of it weigh as much as the guess."""
 REMEMBERED: Final = 4000
 """Answers of a baseline, of a size and measure, before they are halved: what is usual follows the hours of a day."""
 STALE: Final = 1.1
@@ -58,6 +62,7 @@ class Claim:
         "_each",
         "_excess",
         "_groups",
+        "_least",
         "_seen",
         "_spread",
         "_variance",
@@ -98,6 +103,7 @@ class Claim:
         self.side = side
         self.shift = shift
         self.briefed = briefed
+        self._least = 0 if measure == OUTCOME else KNOWN
         self._whole = Wager()
         self._each = [Wager() for _ in range(CLASSES)] if measure < LENGTH else []
         self._spread = Spread()
@@ -116,7 +122,7 @@ class Claim:
         for size in range(CLASSES):
             place = self.measure * CLASSES + size
             base, canary = block.base.get(place), block.canary.get(place)
-            if base is None or canary is None or past.known(place) < KNOWN:
+            if base is None or canary is None or past.known(place) < self._least:
                 continue
             edge = past.edge(place, self.tail, self.side) if self.tail else 0
             share = self._share(past, place, edge)
@@ -148,6 +154,11 @@ class Claim:
             self._spread.saw(excess, variance)
             if play:
                 self._whole.play(all_won, spread)
+
+    @property
+    def compared(self) -> int:
+        """How many answers of the canary were held against some of the baseline."""
+        return self._sums(-1)[0]
 
     def worth(self) -> float:
         """What the capital of its wagers is as evidence, of all the money there was for all claims."""
@@ -215,6 +226,9 @@ class Claim:
 
     def _share(self, past: "Past", place: int, edge: int) -> float:
         """What the baseline's share of bad answers is likely to be."""
+        if self.measure == OUTCOME:
+            bad = past.between(place, self.low, self.high)
+            return (bad + RARE * RARELY) / (past.known(place) + RARELY)
         if not self.tail:
             bad = past.between(place, self.low, self.high)
         elif self.side > 0:

@@ -30,6 +30,8 @@ ODDS: Final = (0.5, 1.2, 2.4)
 """How much worse a canary is bet to be, in ln odds over the border: what is between or beyond is found by its neighbour
 a little later. The money is spread over them evenly."""
 MOST: Final = 2.0
+RICHEST: Final = 1e250
+"""Of which a root may be all that counts (`core.claim`): the roots of what is infinite would all convict."""
 SEEN: Final = 4.0
 """So many blocks of `USUAL` spread are taken for seen at the start."""
 USUAL: Final = 1.5
@@ -88,7 +90,7 @@ class Wager:
         fresh = begins(self._blocks)
         self._blocks += 1
         for number in range(3):
-            capital[number] = (capital[number] + fresh) * exp(min(MOST, won[number] / spread))
+            capital[number] = min(RICHEST, (capital[number] + fresh) * exp(min(MOST, won[number] / spread)))
 
     @property
     def capital(self) -> float:

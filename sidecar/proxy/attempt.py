@@ -75,6 +75,7 @@ _FLOWING: Final = Phase.FLOWING
 _TUNNEL: Final = Phase.TUNNEL
 _DONE: Final = Phase.DONE
 _COMPLETE: Final = Ending.COMPLETE
+_CLIENT_LEFT: Final = Ending.CLIENT_LEFT
 _TOTAL_TIMEOUT: Final = Ending.TOTAL_TIMEOUT
 _TTFT_TIMEOUT: Final = Ending.TTFT_TIMEOUT
 _HEAD_TIMEOUT: Final = Ending.HEAD_TIMEOUT
@@ -550,7 +551,7 @@ class Attempt:
             copy=copy,
         )
 
-    def observe(self, trial: Trial, result: Result, session: str | None) -> None:
+    def observe(self, trial: Trial, result: Result, session: str | None, now: float) -> None:
         """Tell a rollout's trial how it went, once `ending` is set. What a slow client held up says nothing of time."""
         ending, reader, usage = self.ending, self.reader, self.usage
         assert ending is not None
@@ -565,6 +566,10 @@ class Attempt:
             waited_s = self.last_token_at - first_at
             if tokens > 1 and waited_s > 0.0 and not paused_at:
                 gap_s = waited_s / (tokens - 1)
+        elif ending is _CLIENT_LEFT and not first_at and self.sent_at:
+            call = self.call
+            if call is not None and call.stream:
+                first_s = now - self.sent_at
         trial.observe(
             self.node.version,
             self._request.body_size,

@@ -419,7 +419,7 @@ class Exchange:
                 evidence.zone_token(service, node, attempt.expectation, now - attempt.sent_at)
         trial = service.trial
         if trial is not None and attempt.call is not None and attempt.started_at >= service.trial_since:
-            attempt.observe(trial, result, self._who.session)
+            attempt.observe(trial, result, self._who.session, now)
         self._node_failing = node.breaker.failing
         home = self._service
         if home is not None and (home.suspects.armed or result is _FAILURE):

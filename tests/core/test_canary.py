@@ -9,7 +9,7 @@ import pytest
 from sidecar.core.canary import FAILED, IN_STREAM, Tally, Trial, Verdict, group_of
 from sidecar.core.claim import OTHER_FAILURE
 from sidecar.core.table import Margins, Plan, Step
-from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS, MOST_KEYS
+from sidecar.core.verdict import BUCKETS, CLASSES, GROUPS, MOST_COUNTED, MOST_KEYS
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 
 PLAN = Plan("v1", (Step(500, 300.0, 500), Step(5000, 300.0, 1000)))
@@ -342,3 +342,80 @@ def test_more_steps_want_more_evidence_each() -> None:
             seconds += 10
         took.append(seconds)
     assert all(one <= other for one, other in pairwise(took))
+
+
+@pytest.mark.parametrize(("rate", "samples"), [(0.2, 20), (0.5, 20), (1.0, 100)])
+def test_a_canary_that_answers_nothing_never_passes_however_little_is_known(rate: float, samples: int) -> None:
+    """Half of a little traffic each: of no size of prompts is much known of the baseline."""
+    made, chance, now_s = trial(Plan("v1", (Step(5000, 300.0, samples),))), Random(2), 0.0
+    word = "unclear"
+    while now_s < 1800.0 and word == "unclear":
+        now_s += chance.expovariate(rate)
+        canary = chance.random() < 0.5
+        how = Ending.SERVER_ERROR if canary else Ending.COMPLETE
+        see(made, "v2" if canary else "v1", int(2000 * exp(1.5 * chance.gauss(0, 1))), how, nan, nan, 0, "", -1)
+        tally = made.take()
+        assert tally is not None
+        made.add(tally, int(now_s * 1000))
+        word = made.verdict().word
+    assert word == "fail"
+
+
+def test_what_has_nothing_beside_it_does_not_pass() -> None:
+    """A canary whose sessions ask what no other does."""
+    for how, said in ((Ending.COMPLETE, "only 0 of 800 answers"), (Ending.SERVER_ERROR, "100.0 % of all 800 answers")):
+        made = trial()
+        for second in range(400):
+            see(made, "v1")
+            see(made, "v1")
+            see(made, "v2", 1 << 20, how)
+            see(made, "v2", 1 << 20, how)
+            tally = made.take()
+            assert tally is not None
+            made.add(tally, second * 1000)
+        verdict = made.verdict()
+        assert verdict.word == "unclear" and said in verdict.evidence
+
+
+def test_failures_of_prompts_that_the_baseline_never_gets_are_told() -> None:
+    made = trial()
+    for second in range(400):
+        see(made, "v1")
+        see(made, "v2")
+        see(made, "v2", 1 << 20, Ending.SERVER_ERROR if second % 4 == 0 else Ending.COMPLETE)
+        tally = made.take()
+        assert tally is not None
+        made.add(tally, second * 1000)
+    verdict = made.verdict()
+    assert verdict.word == "unclear" and "12.5 % of all 800 answers failed" in verdict.evidence
+
+
+def test_a_canary_that_hangs_until_all_clients_have_left_fails() -> None:
+    """None of its answers is judged; how long they waited is."""
+    made, chance = trial(), Random(4)
+    for second in range(300):
+        for _ in range(10):
+            see(made, "v1", first_s=0.1 * exp(0.3 * chance.gauss(0, 1)), group=-1)
+        see(made, "v2", ending=Ending.CLIENT_LEFT, first_s=8.0, gap_s=nan, group=-1)
+        tally = made.take()
+        assert tally is not None
+        made.add(tally, second * 1000)
+    verdict = made.verdict()
+    assert verdict.word == "fail" and verdict.canary == 0
+
+
+def test_counts_of_a_log_that_was_away_for_long_are_told_in_parts() -> None:
+    made = trial()
+    made._seen = {7: 2 * MOST_COUNTED + 5}
+    told = []
+    while (tally := made.take()) is not None:
+        assert tally.valid()
+        told.append(tally.counts)
+    assert told == [{7: MOST_COUNTED}, {7: MOST_COUNTED}, {7: 5}]
+
+
+def test_a_log_clock_that_is_an_hour_behind_from_now_on_delays_nothing() -> None:
+    traffic = Traffic(trial())
+    traffic.run(60)
+    traffic.now_ms -= 3_600_000
+    assert traffic.run(300, slow=2.0).word == "fail"

@@ -95,3 +95,10 @@ def test_one_incident_does_not_blind_the_judge() -> None:
         spread.saw(0.0, 1.0)
     spread.saw(1000.0, 1.0)
     assert spread.factor < 5.0
+
+
+def test_capital_has_an_end_that_its_root_can_be_taken_of() -> None:
+    wager = Wager()
+    for _ in range(1000):
+        wager.play([9.0, 9.0, 9.0], 1.0)
+    assert 1e200 < wager.capital < 1e300

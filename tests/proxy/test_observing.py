@@ -120,11 +120,13 @@ def test_error_in_band_counts_against_its_version() -> None:
     assert not any(key[0] in (LENGTH, FINISH) for key in told)
 
 
-def test_client_who_left_or_erred_is_no_evidence() -> None:
+def test_client_who_left_or_erred_is_no_evidence_of_the_outcome() -> None:
     seen = Observed("v2")
     exchange = seen.bench.begin().exchange
     assert exchange is not None
+    seen.bench.clock.advance(4.0)
     exchange.client_left()
+    assert seen.told() == {(FIRST_TOKEN, V2, first_bucket(4.0)): 1}, "how long it waited is known"
     seen.bench.begin()
     body = error_body(b"too long", b"400", b"BadRequestError")
     seen.link.heads(head_of(400, JSON, len(body))).says(body).ends()
