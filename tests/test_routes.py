@@ -23,10 +23,12 @@ from sidecar.core.table import (
     Table,
     Target,
     Version,
+    effective,
     encode,
     weighed,
 )
 from sidecar.kernel.ids import EndpointKey, ServiceName
+from sidecar.policy.load import unlisted
 from sidecar.policy.schema import Endpoint, MeshBreaker, Service, Snapshot
 from sidecar.routes import LONG, QUEUE, TRIES, Routes
 from sidecar.txlog.codec import Kind, Record, decode, encode_body, route_key, shard_of
@@ -454,6 +456,75 @@ async def test_whatever_goes_wrong_each_update_is_done_once_or_refused_and_all_a
     assert table.weights["v2"] == round(weights[last.id] * PARTS)
 
 
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_files_and_tables_came_before_what_stands_is_made_of_the_last_ones(seed: int) -> None:
+    chance = random.Random(seed)
+    some = pods(3)
+    network = some[0].sidecar.network
+    names, versions, hosts = ("a", "b", "all"), ("v1", "v2", "v3"), [f"h{number}" for number in range(6)]
+    files: dict[str, dict[str, Service]] = {pod.sidecar.name: {} for pod in some}
+
+    def settle() -> None:
+        network.now += 1.0
+        for _ in range(2):
+            for pod in some:
+                pod.sidecar.beat()
+            turn(*some)
+
+    def written(name: str) -> Service:
+        endpoints = tuple(
+            Endpoint(url=f"http://{host}:80", version=chance.choice((*versions, "w")), zone=chance.choice(("", "z")))
+            for host in chance.sample(hosts, chance.randint(0, 3))
+        )
+        split = {endpoint.version: float(chance.randint(1, 3)) for endpoint in endpoints if chance.random() < 0.5}
+        return Service(name=name, models=("*",) if name == "all" else (name,), endpoints=endpoints, split=split)
+
+    for _ in range(60):
+        network.now += 0.01
+        pod, name, what = chance.choice(some), chance.choice(names), chance.random()
+        if what < 0.2:
+            files[pod.sidecar.name] = {each: written(each) for each in chance.sample(names, chance.randint(0, 3))}
+            pod.reload(*files[pod.sidecar.name].values())
+            pod.routes.turn()
+        elif what < 0.9:
+            fields: dict[str, object] = {}
+            if chance.random() < 0.6:
+                fields["weight"] = chance.choice((0.0, 0.1, 0.5, 1.0))
+            if chance.random() < 0.5:
+                fields["endpoints"] = to(*chance.sample(hosts, chance.randint(0, 3)))
+            await pod.routes.submit(update(chance.choice(versions), name, engine="vllm", **fields))
+        elif what < 0.95:
+            await pod.routes.restore(name, Table(name), "envoy", "xds_nack")
+        else:
+            down = {"z": Decay(0.1, chance.randint(1, 9))}
+            await pod.routes.change(name, lambda table, down=down: replace(table, zones=down), "", "", begin=True)  # type: ignore[misc]
+        if chance.random() < 0.6:
+            turn(*some)
+        if chance.random() < 0.05:
+            turn(*some)
+            network.loses_all()
+            settle()
+    settle()
+    for pod in some:
+        wanted: dict[str, Service] = {}
+        for name in names:
+            view, policy = pod.routes.standing(name), files[pod.sidecar.name].get(name)
+            assert view == some[0].routes.standing(name)
+            if policy is None and view is not None and any(version.endpoints for version in view.table.versions):
+                policy = unlisted(name, view.table.models, Snapshot(version=1, services=()))
+            if policy is not None:
+                wanted[name] = policy if view is None else effective(policy, view.table)
+        services = pod.fleet.services
+        assert {str(name): state.policy for name, state in services.items()} == wanted
+        assert [policy.name for policy in pod.routes.effective()] == list(services)
+        for name, state in services.items():
+            assert dict(state.split) == {version: part for version, part in state.policy.split.items() if part}
+            assert {node.endpoint for node in state.nodes.values()} == set(state.policy.endpoints)
+            view = pod.routes.standing(name)
+            assert state.zone_shares == ({} if view is None else dict.fromkeys(view.table.zones, 0.1))
+        assert not pod.routes.crashes
+
+
 # Other writers of this process.
 
 
@@ -629,7 +700,7 @@ async def test_numbers_beyond_all_bounds_are_refused_and_no_fault() -> None:
     (pod,) = pods(1, FILES)
     plans = [Plan("v1", (Step(*numbers),)) for numbers in ((10**400, 1.0, 1), (-(10**400), 1.0, 1), (1, 1.0, 10**400))]
     asked = [update(engine="vllm", endpoints=to("c"), plan=plan) for plan in plans]
-    for each in (*asked, update("v1", weight=1.0, expected=10**400)):
+    for each in asked:
         refused(await pod.routes.submit(each), "invalid")
     assert not pod.routes.crashes and not pod.said and not pod.link.calls
 
