@@ -27,6 +27,7 @@ from sidecar.control import convert
 from sidecar.control.door import Door
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.stream import Counts, Say, Stream
+from sidecar.control.turns import Turns
 from sidecar.control.writers import Caller, Writers, caller
 from sidecar.core.desk import Desk
 
@@ -40,6 +41,8 @@ CALLS: Final = 1_000
 PING_S: Final = 30
 """Cloud NATs forget a silent connection after 350 s at the earliest, meshes after an hour, some firewalls a minute."""
 PONG_S: Final = 10
+AT_ONCE: Final = 20
+"""Streams that are told something in one turn of the loop: 2 ms, and 20 where it is a long table of a snapshot."""
 STOP_S: Final = 1.0
 """How long calls under way may take when the server stops: streams end by themselves before."""
 
@@ -69,6 +72,7 @@ class Control:
         self._writers = writers
         self._say = say
         self._encoder = convert.Encoder()
+        self._turns = Turns(AT_ONCE)
         self._streams: set[Stream] = set()
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -105,7 +109,15 @@ class Control:
         async with asyncio.TaskGroup() as tasks:
             wire = _Wire(context, tasks)
             stream = Stream(
-                self._desk, self._writers, who, self._encoder, self.counts, self._say, read=wire.read, write=wire.write
+                self._desk,
+                self._writers,
+                who,
+                self._encoder,
+                self.counts,
+                self._say,
+                read=wire.read,
+                write=wire.write,
+                breathe=self._turns.mine,
             )
             if self.draining.is_set():
                 stream.drain()

@@ -64,7 +64,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 class Stream:
     """One client. `read` gives its next message's bytes, None after its last; `write` returns when there is room for
-    the next one. `run` is called once; `drain` any time."""
+    the next one; `breathe` when it is this stream's turn to tell something. `run` is called once; `drain` any time."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Stream:
         *,
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
+        breathe: Callable[[], Awaitable[None]],
     ) -> None:
         self._desk = desk
         self._writers = writers
@@ -86,6 +87,7 @@ class Stream:
         self._say = say
         self._read = read
         self._write = write
+        self._breathe = breathe
         self._writing = asyncio.Lock()
         self._wish = Wish()
         self._wished = asyncio.Event()
@@ -224,6 +226,7 @@ class Stream:
                 return
             for event in events:
                 if self._is_news(event, wish, told):
+                    await self._breathe()
                     await self._send(self._encoder.event(event))
 
     async def _snapshot(self, names: list[str], wish: Wish) -> dict[str, int]:
@@ -232,6 +235,7 @@ class Stream:
         told: dict[str, int] = {}
         pieces = convert.Pieces()
         for name in names:
+            await self._breathe()
             view = self._desk.standing(name)
             if view is None:
                 continue

@@ -38,6 +38,7 @@ class Script:
             lambda level, event, **fields: self.lines.append((level, event, fields)),
             read=self.said.get,
             write=self._write,
+            breathe=lambda: asyncio.sleep(0),
         )
 
     async def _write(self, data: bytes) -> None:
