@@ -37,6 +37,7 @@ COMPILED = [
     "sidecar/core/normal.py",
     "sidecar/core/poison.py",
     "sidecar/core/pool.py",
+    "sidecar/core/service.py",
     "sidecar/core/sketch.py",
     "sidecar/core/split.py",
     "sidecar/core/wager.py",

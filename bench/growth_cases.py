@@ -17,7 +17,9 @@ import msgspec
 
 from bench.path_cost import ANSWER, BODY, HEAD, _Connector, _Transport
 from sidecar.core.breaker import Action, Breaker, Permit, Scope
-from sidecar.core.fleet import Fleet, Node, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.downstream.connection import ClientConnection
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, SessionId, VersionName

@@ -28,7 +28,8 @@ import msgspec
 
 from sidecar.core.balance import Choice, bind, pick
 from sidecar.core.breaker import Permit
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.load import single

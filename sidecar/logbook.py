@@ -16,7 +16,8 @@ from typing import Any, Final
 from sidecar.admin.facts import LogAway, LogRecord, LogView
 from sidecar.core import evidence
 from sidecar.core.breaker import Action, Scope, Transition
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import ServiceName
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.tally import Tally

@@ -38,8 +38,9 @@ from typing import Any, Final, Protocol
 from sidecar.core import rollout as machine
 from sidecar.core.canary import Trial
 from sidecar.core.desk import Desk, Notice, TableView
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
 from sidecar.core.revise import Accepted, Refused
+from sidecar.core.service import ServiceState
 from sidecar.core.table import Rollout, Table
 from sidecar.core.verdict import Verdict
 from sidecar.kernel.ids import ServiceName

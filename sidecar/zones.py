@@ -19,8 +19,9 @@ from typing import Any, Final, Protocol
 
 from sidecar.core.desk import Notice, TableView
 from sidecar.core.down import Downs
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
 from sidecar.core.revise import Accepted, Refused
+from sidecar.core.service import ServiceState
 from sidecar.core.table import Decay, Table
 from sidecar.core.zone import Turn, ZoneWatch, turned
 from sidecar.kernel.ids import ServiceName

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from sidecar.core.breaker import Agreed, Breaker
 from sidecar.core.breaker import State as BreakerState
 from sidecar.core.desk import Event, Feed, Notice, TableView, outline
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
 from sidecar.core.revise import Accepted, Refused
 from sidecar.core.rollout import begin
+from sidecar.core.service import ServiceState
 from sidecar.core.table import PARTS, Plan, Rollout, Step, Table, Version
 from sidecar.core.verdict import Tally
 from sidecar.kernel.ids import ServiceName

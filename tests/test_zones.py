@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sidecar.core.desk import Notice, TableView
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
 from sidecar.core.revise import Accepted, Refused
+from sidecar.core.service import ServiceState
 from sidecar.core.table import Decay, Table
 from sidecar.core.zone import ZoneTally
 from sidecar.policy.schema import Breakers, Endpoint, Service, ZoneDecay

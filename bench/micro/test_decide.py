@@ -12,8 +12,9 @@ from bench.micro.conftest import Budgeted
 from sidecar.core.balance import Choice, pick
 from sidecar.core.breaker import Breaker, Permit, Scope
 from sidecar.core.budget import RetryBudget
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
 from sidecar.core.identify import Identifier
+from sidecar.core.service import ServiceState
 from sidecar.core.split import pick_version
 from sidecar.core.window import Window
 from sidecar.kernel.ids import SessionId

@@ -20,8 +20,9 @@ from bench.micro.test_decide import service_of, state_of
 from bench.micro.test_read import middle_of
 from sidecar.core import evidence
 from sidecar.core.breaker import Permit
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
 from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.kernel import outcome
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Ending

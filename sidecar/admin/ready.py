@@ -13,7 +13,8 @@ import msgspec
 
 from sidecar.admin.facts import Phase
 from sidecar.core.breaker import State
-from sidecar.core.fleet import Fleet, Node
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import Node
 from sidecar.policy.schema import Snapshot
 
 

@@ -6,7 +6,7 @@ from sidecar.admin.facts import Facts
 from sidecar.admin.ready import usable
 from sidecar.admin.words import iso
 from sidecar.core.desk import TableView
-from sidecar.core.fleet import ServiceState
+from sidecar.core.service import ServiceState
 from sidecar.core.table import PARTS, Plan, Rollout, Table
 from sidecar.kernel.ids import ServiceName
 

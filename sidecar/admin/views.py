@@ -12,7 +12,9 @@ from sidecar.admin.tables import TableLine, table_line
 from sidecar.admin.words import iso
 from sidecar.core.breaker import Scope
 from sidecar.core.desk import TableView
-from sidecar.core.fleet import BreakerView, Fleet, Node, ServiceState
+from sidecar.core.fleet import BreakerView, Fleet
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.schema import Seconds, Snapshot

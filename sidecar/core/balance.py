@@ -32,8 +32,9 @@ from hashlib import blake2b
 from typing import Final, Literal
 
 from sidecar.core.breaker import OUTSIDER, Permit
-from sidecar.core.fleet import Node, Pool, ServiceState, Session
+from sidecar.core.pool import Node, Pool
 from sidecar.core.pool import Unavailable as Unavailable
+from sidecar.core.service import ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 

@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from sidecar.core.fleet import Node, ServiceState
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import EndpointKey, VersionName
 
 SAID_S: Final = 1.5

@@ -11,9 +11,9 @@ from typing import Final
 from sidecar.core.breaker import Permit, Transition
 from sidecar.core.detection import LATE, SILENT, Counts, Detection, Trip
 from sidecar.core.detector import Expectation
-from sidecar.core.fleet import ServiceState
 from sidecar.core.latency import log_s
 from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.core.sketch import bucket_of
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result

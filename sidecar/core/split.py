@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from hashlib import blake2b
 from math import log
 
-from sidecar.core.fleet import ServiceState, Session
+from sidecar.core.service import ServiceState, Session
 from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 
 

@@ -22,7 +22,8 @@ from typing import Final, Protocol
 from sidecar.core.canary import Trial, group_of
 from sidecar.core.classify import ABORTED, ending_of_error, ending_of_status, ending_of_stream, retry_after_s
 from sidecar.core.detector import Expectation
-from sidecar.core.fleet import Node, Times
+from sidecar.core.pool import Node
+from sidecar.core.service import Times
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.proxy.forwarded import held_body

@@ -15,9 +15,10 @@ from sidecar.core import evidence
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import OUTSIDER, Breaker, Denied, Permit, Transition
 from sidecar.core.classify import tells_death
-from sidecar.core.fleet import Fleet, ServiceState, Session
+from sidecar.core.fleet import Fleet
 from sidecar.core.identify import NOBODY
 from sidecar.core.poison import Suspects
+from sidecar.core.service import ServiceState, Session
 from sidecar.core.split import may_move, pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey, VersionName

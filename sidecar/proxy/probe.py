@@ -15,7 +15,7 @@ from typing import Final
 from sidecar.core import evidence
 from sidecar.core.balance import Choice
 from sidecar.core.breaker import Transition
-from sidecar.core.fleet import ServiceState
+from sidecar.core.service import ServiceState
 from sidecar.kernel.errors import Refusal
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result

@@ -13,8 +13,9 @@ from msgspec import json
 from msgspec.structs import replace
 
 from sidecar.core.breaker import Scope, State, Transition
-from sidecar.core.fleet import Fleet, Session
+from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Condemned
+from sidecar.core.service import Session
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId

@@ -8,8 +8,9 @@ from typing import Literal
 from sidecar.core.breaker import Breaker, Scope, State
 from sidecar.core.desk import Desk
 from sidecar.core.detection import Detection
-from sidecar.core.fleet import Fleet, Node
+from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Suspects
+from sidecar.core.pool import Node
 from sidecar.telemetry import routing
 from sidecar.telemetry.series import Kind, header, label_text
 

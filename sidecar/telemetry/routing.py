@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, get_args
 
 from sidecar.core.desk import Desk, TableView
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.core.table import PARTS, Phase
 from sidecar.telemetry.series import header, label_text
 

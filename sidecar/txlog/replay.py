@@ -31,7 +31,9 @@ from sidecar.core import evidence
 from sidecar.core.breaker import Breaker, Denied, Scope, State, Transition
 from sidecar.core.detection import LATE, MOST_LEFT, Counts
 from sidecar.core.detector import Expectation
-from sidecar.core.fleet import Fleet, Node, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.core.sketch import quantile
 from sidecar.core.tally import Ended
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId

@@ -35,7 +35,8 @@ from typing import Final
 import msgspec
 
 from sidecar.core.breaker import Action, Agreed, Breaker, Scope, State, Transition
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Result
 from sidecar.txlog.codec import (

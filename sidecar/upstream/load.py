@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable
 
 from sidecar.adapters import DIALECTS
 from sidecar.adapters.dialect import Dialect
-from sidecar.core.fleet import Fleet, Node
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import Node
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.policy.schema import HealthCheck
 from sidecar.proxy.ports import Connector, Link

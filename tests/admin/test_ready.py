@@ -9,7 +9,7 @@ import pytest
 from sidecar.admin.facts import Phase
 from sidecar.admin.ready import Readiness, readiness, usable
 from sidecar.core.breaker import Permit, State
-from sidecar.core.fleet import Node
+from sidecar.core.pool import Node
 from sidecar.policy.schema import Breakers, Endpoint, NodeBreaker, Seconds
 from tests.admin.facts import CHAT, A, B, StillFacts, breaker, service, snapshot, trip
 

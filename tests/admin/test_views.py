@@ -11,7 +11,8 @@ from sidecar.admin import views
 from sidecar.admin.facts import ControlView, LogView, Phase
 from sidecar.core import evidence
 from sidecar.core.breaker import Action, Agreed, Breaker, Permit, Scope, State
-from sidecar.core.fleet import Node, ServiceState
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Endpoint, NodeBreaker, Snapshot

@@ -4,7 +4,8 @@ import random
 
 from sidecar.core.balance import Choice, Unavailable
 from sidecar.core.breaker import Breaker, Permit, State, Transition
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Balance, Breakers, Endpoint, NodeBreaker, Seconds, Service, Snapshot
 

@@ -12,7 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import VERDICT_WAIT_S, Action, Permit, State
-from sidecar.core.fleet import Fleet, Node, ServiceState, Session
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState, Session
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, SessionId, VersionName
 from sidecar.kernel.outcome import Result

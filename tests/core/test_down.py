@@ -3,7 +3,7 @@
 import pytest
 
 from sidecar.core.down import Downs
-from sidecar.core.fleet import ServiceState
+from sidecar.core.service import ServiceState
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Breakers, Endpoint, Service
 from tests.core.build import RULE, fleet_of, record, snapshot_of, trip

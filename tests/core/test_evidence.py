@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from sidecar.core import evidence
 from sidecar.core.breaker import Permit, State, Transition
 from sidecar.core.detection import Counts
-from sidecar.core.fleet import ServiceState
 from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.core.sketch import bucket_of
 from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result

@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from sidecar.core.breaker import FEWEST_REMEMBERED, Action, Permit, Roster
-from sidecar.core.fleet import MAX_POOLS, Fleet, Node, Pool, ServiceState
-from sidecar.core.pool import SLACK
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import SLACK, Node, Pool
+from sidecar.core.service import MAX_POOLS, ServiceState
 from sidecar.kernel.ids import VersionName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Endpoint, NodeBreaker, Seconds, Service

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.balance import bind, pick
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.core.split import pick_version, rendezvous, score_of
 from sidecar.core.table import PARTS, Table, Version, parts_of, weighed
 from sidecar.kernel.ids import SessionId, VersionName

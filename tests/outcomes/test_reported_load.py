@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from sidecar.core.fleet import Node
+from sidecar.core.pool import Node
 from sidecar.policy.schema import Endpoint, HealthCheck, Seconds, Service, Snapshot
 from tests.harness import Peer, Script, Upstream, eventually
 from tests.under_test import CHAT, COMPLETION, Sidecar, chat, json_answer, refusal, service, sidecar

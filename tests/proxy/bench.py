@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from sidecar.core.fleet import Fleet, Node, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.downstream.parser import RequestParser
 from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import Deadlines, Endpoint, Seconds, Service, Snapshot

@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.core.breaker import Permit
 from sidecar.core.detector import Detector, Expectation
-from sidecar.core.fleet import Times
+from sidecar.core.service import Times
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import Ending
 from sidecar.policy.schema import Deadlines

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from sidecar.core.balance import Choice, Unavailable, pick
 from sidecar.core.breaker import Breaker, Permit, Scope, State, Transition
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Breakers, Endpoint, NodeBreaker, Seconds, Service, Shared, Snapshot

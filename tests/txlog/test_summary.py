@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from sidecar.core import evidence
 from sidecar.core.breaker import FRESH
 from sidecar.core.detection import Counts
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.core.tally import Ended, EndpointTally, ServiceTally
 from sidecar.core.verdict import KEYS, MOST_KEYS, Tally
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId

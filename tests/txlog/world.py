@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar
 from msgspec.structs import replace
 
 from sidecar.core.breaker import Action, Breaker, Permit, Scope, State, Transition
-from sidecar.core.fleet import Fleet, ServiceState
+from sidecar.core.fleet import Fleet
+from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import (

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from sidecar.core.breaker import State
-from sidecar.core.fleet import Fleet, Node
+from sidecar.core.fleet import Fleet
+from sidecar.core.pool import Node
 from sidecar.demo.engine import Engine
 from sidecar.demo.script import Fault, Kind, Script
 from sidecar.kernel.exchange import ResponseHead
