@@ -341,6 +341,19 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
         raise failure
 
 
+def _door(where: Listen, settings: Settings) -> Door:
+    """A place of the control plane's, with the locks that all of them share."""
+    return Door(
+        host=where.host,
+        port=where.port,
+        tls_cert=settings.control_tls_cert,
+        tls_key=settings.control_tls_key,
+        tls_ca=settings.control_tls_ca,
+        token=settings.control_token,
+        token_file=settings.control_token_file,
+    )
+
+
 @contextlib.asynccontextmanager
 async def _control(running: Running, settings: Settings, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
     """The descriptor stream, where the settings have a place for it."""
@@ -351,15 +364,7 @@ async def _control(running: Running, settings: Settings, tasks: asyncio.TaskGrou
     # With gRPC: 20 MB, and a tenth of a second of a start that does not need it.
     from sidecar.control import server
 
-    door = Door(
-        host=where.host,
-        port=where.port,
-        tls_cert=settings.control_tls_cert,
-        tls_key=settings.control_tls_key,
-        tls_ca=settings.control_tls_ca,
-        token=settings.control_token,
-        token_file=settings.control_token_file,
-    )
+    door = _door(where, settings)
     async with server.serving(
         running.routes, door, tasks, running.logbook.say, running.metrics.route_update
     ) as running.descriptors:
@@ -373,15 +378,7 @@ async def _xds(running: Running, settings: Settings, where: Listen, tasks: async
     from sidecar.control.xds import server
     from sidecar.control.xds.build import Where
 
-    door = Door(
-        host=where.host,
-        port=where.port,
-        tls_cert=settings.control_tls_cert,
-        tls_key=settings.control_tls_key,
-        tls_ca=settings.control_tls_ca,
-        token=settings.control_token,
-        token_file=settings.control_token_file,
-    )
+    door = _door(where, settings)
     theirs = settings.xds_listener
     async with server.serving(
         running.routes,
