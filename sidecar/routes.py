@@ -451,6 +451,8 @@ class Routes:
             reply, doubted = await self._put_until(call, until)
             if reply is None:
                 said = "the log is away: nothing is lost; send it again with the same update id"
+                if doubted:
+                    said = "the log did not answer: it may have been done; with the same update id it may be sent again"
                 return Refused("unavailable", said, number)
             if reply.verdict in (Verdict.OK, Verdict.ALREADY):
                 ours = read(reply.record)

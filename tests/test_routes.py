@@ -333,10 +333,21 @@ async def test_while_the_log_is_away_nothing_is_changed_and_nobody_waits_long() 
     before = pod.sidecar.network.now
     pod.link.faults = ["away"] * 99
     answer = refused(await pod.routes.submit(replace(CANARY, update_id="u1")), "unavailable")
-    assert "same update id" in answer.message and pod.sidecar.network.now - before < 2.5
+    assert "nothing is lost" in answer.message and "same update id" in answer.message
+    assert pod.sidecar.network.now - before < 2.5
     assert pod.split() == {}
     pod.link.faults = []
     assert not accepted(await pod.routes.submit(replace(CANARY, update_id="u1"))).repeated
+
+
+async def test_who_was_not_answered_is_told_that_it_may_have_been_done() -> None:
+    (pod,) = pods(1, FILES)
+    accepted(await pod.routes.submit(CANARY))
+    pod.link.faults = ["unheard"] + ["away"] * 99
+    answer = refused(await pod.routes.submit(update(weight=0.5, update_id="u1")), "unavailable")
+    assert "may have been done" in answer.message and "same update id" in answer.message
+    turn(pod)
+    assert pod.split()["v2"] == 5000.0
 
 
 async def test_without_a_log_yet_nothing_is_changed() -> None:
