@@ -4,11 +4,13 @@
    as far as a rule that would compare it.
 2. A plan's shares become parts of `table.PARTS` here, since a `Step` holds parts; a share that would round to nothing
    is refused. The shares of an update stay as they are said: `core/revise` has the rules for them.
-3. What is sent is encoded here, once for all streams: the last event is kept, since every stream is told it next.
+3. How much there is of anything is looked at before any of it is read: a message has room for a million weights, and
+   requests share the loop.
+4. What is sent is encoded here, once for all streams: the last event is kept, since every stream is told it next.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -17,7 +19,19 @@ from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.writers import Caller
 from sidecar.core.desk import Event, Notice, TableView
 from sidecar.core.revise import Accepted, Code, Refused, Update
-from sidecar.core.table import PARTS, Margins, Phase, Plan, Rollout, Step, Target
+from sidecar.core.rules import MAX_HASHES, MAX_MODELS, MAX_SIGNATURE
+from sidecar.core.table import (
+    MAX_ENDPOINTS,
+    MAX_STEPS,
+    MAX_VERSIONS,
+    PARTS,
+    Margins,
+    Phase,
+    Plan,
+    Rollout,
+    Step,
+    Target,
+)
 from sidecar.policy.schema import PlanStep
 
 PIECE_BYTES: Final = 1 << 20
@@ -63,6 +77,12 @@ def update_of(message: pb.DescriptorUpdate, caller: Caller) -> Update:
     """The update that a message asks for. Unusable for what makes none."""
     if not message.service_name:
         raise Unusable("service_name is missing")
+    _few(message.endpoints, MAX_ENDPOINTS, "endpoints")
+    _few(message.weights, MAX_VERSIONS, "weights")
+    _few(message.compatible_schema_hashes, MAX_HASHES, "compatible hashes")
+    _few(message.models, MAX_MODELS, "models")
+    _few(message.signature, MAX_SIGNATURE, "signature's fields")
+    _few(message.plan.steps, MAX_STEPS, "steps of a plan")
     weight = _share(message.canary_weight, "canary_weight") if message.HasField("canary_weight") else None
     weights = {name: _share(value, f"weights[{_shown(name)}]") for name, value in sorted(message.weights.items())}
     if weight is not None and weights:
@@ -89,6 +109,11 @@ def update_of(message: pb.DescriptorUpdate, caller: Caller) -> Update:
         plan=_plan(message.plan) if message.HasField("plan") else None,
         by=caller.says(message.by),
     )
+
+
+def _few(things: Sized, most: int, what: str) -> None:
+    if len(things) > most:
+        raise Unusable(f"{len(things)} {what} are too many: {most} at most")
 
 
 def _plan(message: pb.CanaryPlan) -> Plan:

@@ -28,6 +28,8 @@ from sidecar.core.revise import Accepted, Refused
 FIRST_S: Final = 0.05
 """How long a stream's begin waits for what the client wants to hear: a client on the same continent sends it with the
 call."""
+WISHES: Final = 10_000
+"""Services that one client may name: each event is looked up among them, and a message has room for a million."""
 ANSWER_S: Final = 0.5
 """How long a drain waits for the answer to an update under way: the log answers within milliseconds, or is away."""
 LAST_S: Final = 0.2
@@ -60,6 +62,12 @@ class Wish(msgspec.Struct, frozen=True):
     def wants(self, service: str) -> bool:
         """Whether a client with this wish hears of a service; "": of what is about none."""
         return not self.services or not service or service in self.services
+
+
+def wish_of(said: pb.Subscribe) -> Wish:
+    """What a client says that it wants; of more than `WISHES` services: of all."""
+    services = frozenset(said.services) if len(said.services) <= WISHES else frozenset[str]()
+    return Wish(services, said.answers_only)
 
 
 class Stream:
@@ -153,7 +161,7 @@ class Stream:
             await self._answer(pb.DescriptorUpdate(), Refused("invalid", str(exc)))
             return
         if message.HasField("subscribe"):
-            self._wish = Wish(frozenset(message.subscribe.services), message.subscribe.answers_only)
+            self._wish = wish_of(message.subscribe)
             self._settled.clear()
             if self._patience is not None:
                 self._patience.reschedule(0.0)

@@ -229,3 +229,25 @@ def test_a_large_snapshot_comes_in_pieces_that_any_client_takes() -> None:
     said = [told(piece).snapshot for piece in pieces]
     assert [piece.complete for piece in said] == [False] * (len(said) - 1) + [True]
     assert [table.service_name for piece in said for table in piece.tables] == [f"s-{n}" for n in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        (pb.DescriptorUpdate(endpoints=[pb.Endpoint(url="x")] * 5001), "5001 endpoints are too many: 5000 at most"),
+        (pb.DescriptorUpdate(weights={f"{n}": 7.0 for n in range(101)}), "101 weights are too many: 100 at most"),
+        (pb.DescriptorUpdate(compatible_schema_hashes=["x"] * 65), "65 compatible hashes are too many: 64 at most"),
+        (pb.DescriptorUpdate(models=["x"] * 1001), "1001 models are too many: 1000 at most"),
+        (pb.DescriptorUpdate(signature={f"{n}": "" for n in range(65)}), "65 signature's fields are too many"),
+        (
+            pb.DescriptorUpdate(plan=pb.CanaryPlan(steps=[pb.CanaryPlan.Step(weight=7)] * 21)),
+            "21 steps of a plan are too many: 20 at most",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_how_much_there_is_comes_first(update: pb.DescriptorUpdate, words: str) -> None:
+    """Of a million that are wrong none is read."""
+    update.service_name = "chat"
+    with pytest.raises(convert.Unusable, match=words):
+        convert.update_of(update, Caller("127.0.0.1"))

@@ -9,7 +9,7 @@ import pytest
 from sidecar.control import stream as module
 from sidecar.control.convert import Encoder
 from sidecar.control.pb import control_pb2 as pb
-from sidecar.control.stream import Counts, Stream, Wish
+from sidecar.control.stream import WISHES, Counts, Stream, Wish, wish_of
 from sidecar.control.writers import Caller, Writers
 from sidecar.core.table import Table, Version
 from tests.control.client import Line, put
@@ -311,3 +311,10 @@ async def test_wherever_it_is_cancelled_nothing_is_held(turns: int) -> None:
 def test_a_wish_wants_its_services_and_what_is_about_none() -> None:
     assert Wish().wants("a") and Wish(frozenset({"a"})).wants("a") and Wish(frozenset({"b"})).wants("")
     assert not Wish(frozenset({"b"})).wants("a")
+
+
+def test_who_names_too_many_services_hears_of_all() -> None:
+    many = [f"s-{number}" for number in range(WISHES + 1)]
+    assert wish_of(pb.Subscribe(services=many[1:])).wants("s-1")
+    assert not wish_of(pb.Subscribe(services=many[1:])).wants("other")
+    assert wish_of(pb.Subscribe(services=many, answers_only=True)) == Wish(answers_only=True)
