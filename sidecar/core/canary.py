@@ -142,7 +142,7 @@ class Trial:
         self._warm_ms = min(WARM_MS, WARM * min_ms)
         self._claims = claims_of(plan)
         self._past = Past()
-        self._block: dict[int, int] = {}
+        self._block = Block({})
         self._blocks = 0
         self._begin_ms = -1
         self._open_ms = -1
@@ -235,9 +235,9 @@ class Trial:
         elif at_ms - self._open_ms >= self._block_ms and self._in_block[0] and self._in_block[1]:
             self._close()
             self._open_ms = at_ms
-        block, judged = self._block, self._judged
+        self._block.add(tally.counts)
+        judged = self._judged
         for key, count in tally.counts.items():
-            block[key] = block.get(key, 0) + count
             if key < _GAP:
                 arm = 1 if key % _MEASURE >= _CANARY else 0
                 self._in_block[arm] += count
@@ -269,12 +269,12 @@ class Trial:
 
     def _close(self) -> None:
         """A block is over: the wagers are settled, and the baseline is learnt from."""
-        block = Block(self._block)
+        block = self._block
         warm = self._begin_ms >= 0 and self._open_ms - self._begin_ms >= self._warm_ms
         for claim in self._claims:
             claim.settle(block, self._past, warm)
         self._past.learn(block)
-        self._block = {}
+        self._block = Block({})
         self._in_block = [0, 0]
         self._blocks += 1
         if not self._failed:

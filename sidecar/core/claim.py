@@ -237,7 +237,7 @@ class Claim:
             bad = past.between(place, 0, edge)
         return (bad + 0.1) / (past.known(place) + 0.2)
 
-    def _count(self, answers: list[tuple[int, int]], edge: int, groups: list[int] | None) -> tuple[int, int]:
+    def _count(self, answers: "Answers", edge: int, groups: list[int] | None) -> tuple[int, int]:
         """All, and the bad ones; by groups as well, if they are to be: all of each, then the bad of each."""
         if not self.tail:
             low, high = self.low, self.high
@@ -245,40 +245,63 @@ class Claim:
             low, high = edge, BUCKETS
         else:
             low, high = 0, edge
-        count = bad = 0
-        for place, number in answers:
-            count += number
-            found = low <= place // GROUPS < high
-            if found:
-                bad += number
-            if groups is not None:
-                group = place % GROUPS
-                groups[group] += number
-                if found:
-                    groups[GROUPS + group] += number
-        return count, bad
+        if groups is not None:
+            _add(groups, 0, answers.groups)
+        bad = 0
+        for bucket, row in answers.rows.items():
+            if low <= bucket < high:
+                bad += row[GROUPS]
+                if groups is not None:
+                    _add(groups, GROUPS, row)
+        return answers.count, bad
+
+
+class Answers:
+    """Of one arm, measure and class of size: all, all by group, and a bucket's by group with their sum at the end."""
+
+    __slots__ = ("count", "groups", "rows")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.groups = [0] * GROUPS
+        self.rows: dict[int, list[int]] = {}
+
+    def add(self, bucket: int, group: int, number: int) -> None:
+        """So many more."""
+        row = self.rows.get(bucket)
+        if row is None:
+            row = self.rows[bucket] = [0] * (GROUPS + 1)
+        row[group] += number
+        row[GROUPS] += number
+        self.groups[group] += number
+        self.count += number
 
 
 class Block:
-    """A block's answers: (bucket * GROUPS + group, number) by measure and class of size.
+    """A block's answers, by measure and class of size. Lengths and finish reasons are of one class.
 
-    Lengths and finish reasons are of one class.
+    They are sorted as they come: at its end a busy block has a hundred thousand numbers, and the loop waits.
     """
 
     __slots__ = ("base", "canary")
 
     def __init__(self, counts: dict[int, int]) -> None:
-        self.base: dict[int, list[tuple[int, int]]] = {}
-        self.canary: dict[int, list[tuple[int, int]]] = {}
+        self.base: dict[int, Answers] = {}
+        self.canary: dict[int, Answers] = {}
+        self.add(counts)
+
+    def add(self, counts: dict[int, int]) -> None:
+        """Takes a tally's numbers in."""
         for key, number in counts.items():
             place = key // _SIZE
             measure, rest = place // (2 * CLASSES), place % (2 * CLASSES)
             arm = self.canary if rest >= CLASSES else self.base
             size = rest % CLASSES if measure < LENGTH else 0
             at = measure * CLASSES + size
-            if at not in arm:
-                arm[at] = []
-            arm[at].append((key % _SIZE, number))
+            answers = arm.get(at)
+            if answers is None:
+                answers = arm[at] = Answers()
+            answers.add(key % _SIZE // GROUPS, key % GROUPS, number)
 
 
 class Past:
@@ -322,9 +345,9 @@ class Past:
         """What a block's baseline was."""
         for place, answers in block.base.items():
             buckets = self._buckets[place]
-            for bucket, number in answers:
-                buckets[bucket // GROUPS] += number
-                self._known[place] += number
+            for bucket, row in answers.rows.items():
+                buckets[bucket] += row[GROUPS]
+            self._known[place] += answers.count
             while self._known[place] > REMEMBERED:
                 buckets[:] = [number // 2 for number in buckets]
                 self._known[place] = sum(buckets)
@@ -390,6 +413,12 @@ def _alike(groups: list[int]) -> float:
     # As many groups as there would be, were they equally large; one is what the mean takes.
     equal = count * count / squares
     return apart / (count * share * (1.0 - share)) * (equal / (equal - 1.0) if equal > 1.5 else 1.0)
+
+
+def _add(groups: list[int], at: int, more: list[int]) -> None:
+    """Adds each group's number to what lies from `at` on."""
+    for group in range(GROUPS):
+        groups[at + group] += more[group]
 
 
 def _percent(part: int, whole: int) -> str:

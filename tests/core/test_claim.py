@@ -135,3 +135,29 @@ def test_all_steps_together_have_one_false_alarm_rate(count: int, whole: bool) -
 def test_margins_of_one_allow_nothing_and_are_legal() -> None:
     for claim in claims_of(Plan("v1", (Step(500, 1.0, 1),), margins=Margins(0.0, 1.0, 1.0, 0.0, 1.0, 0.0))):
         assert claim.shift == 0 and claim.margin == 0.0
+
+
+def test_a_block_is_the_same_however_its_tallies_came() -> None:
+    """They are sorted as they come: at its end the loop waits for what is left to do."""
+    chance = Random(6)
+    counts = {
+        key(
+            chance.randrange(BUCKETS),
+            canary=chance.random() < 0.5,
+            size=chance.randrange(CLASSES),
+            group=chance.randrange(GROUPS),
+            measure=chance.randrange(MEASURES),
+        ): chance.randrange(1, 9)
+        for _ in range(3000)
+    }
+    whole, parts = Block(counts), Block({})
+    for each, number in counts.items():
+        parts.add({each: 1})
+        if number > 1:
+            parts.add({each: number - 1})
+    for arm, other in ((whole.base, parts.base), (whole.canary, parts.canary)):
+        assert {at: (a.count, a.groups, a.rows) for at, a in arm.items()} == {
+            at: (a.count, a.groups, a.rows) for at, a in other.items()
+        }
+    assert sum(a.count for arm in (whole.base, whole.canary) for a in arm.values()) == sum(counts.values())
+    assert all(a.count == sum(a.groups) == sum(row[GROUPS] for row in a.rows.values()) for a in whole.base.values())
