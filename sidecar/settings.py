@@ -148,8 +148,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     control.add_argument(
         "--control-token-file",
         metavar="FILE",
-        help="the token that writers bring, read anew when it is needed; SIDECAR_CONTROL_TOKEN is the token itself;"
-        " with neither only this machine writes, and who has a certificate",
+        help="the token that writers bring, and Envoys whose refusals count; read anew when it is needed;"
+        " SIDECAR_CONTROL_TOKEN is the token itself; with neither only this machine writes, and who has a certificate",
     )
     envoys = parser.add_argument_group("Envoys")
     envoys.add_argument(
