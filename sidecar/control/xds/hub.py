@@ -15,7 +15,8 @@ xDS promises a snapshot to each Envoy by itself. That all have it, or none, is m
    this stream before, and of the snapshot on trial. One that refuses all that it is told (it is too old, or lacks an
    extension) takes nothing back for others, and one that refuses a snapshot which is past gets the present one.
 2. Barred is a service as it was refused, not the snapshot: others change on, and it is barred until it changes. So a
-   bad endpoint in a policy file, which nobody can restore, stops nothing else.
+   bad endpoint in a policy file, which nobody can restore, stops nothing else. Which services it was about, the refusal
+   says (`_meant`); what else is on trial stays so.
 3. The tables that made the difference are restored in the log, so that sidecars go where Envoys are. A table that has
    moved on meanwhile is left alone.
 4. Who has said nothing for `ACK_WAIT_S` though there was something to answer is told, and holds nobody back until it
@@ -292,7 +293,7 @@ class Hub:
         said = {"unheeded": envoy.why_not} if envoy.why_not else {}
         self._say("warning", "xds_nack", envoy=envoy.name, kind=kind.word, error=message, taken_back=back, **said)
         if back:
-            self._take_back(envoy, message)
+            self._take_back(envoy, kind, message)
 
     def _heard(self, envoy: Envoy) -> None:
         """It is there, and speaks."""
@@ -330,8 +331,8 @@ class Hub:
             self._judge()
         self._set_timer()
 
-    def _take_back(self, envoy: Envoy, message: str) -> None:
-        """All go back to the last good snapshot, now; the tables follow."""
+    def _take_back(self, envoy: Envoy, kind: Kind, message: str) -> None:
+        """All go back to what was good of the services that were meant, now; the tables follow."""
         good, bad = self.good, self.target
         if good is None:
             return
@@ -341,7 +342,9 @@ class Hub:
             before = good.parts.get(name)
             if before is None or before.fingerprint != part.fingerprint:
                 differing.append((part, before))
-                self._barred[name] = part.fingerprint
+        differing = _meant(differing, kind, message)
+        for part, _ in differing:
+            self._barred[part.name] = part.fingerprint
         if not differing:
             self._dead = bad.fingerprint
         self._aim()
@@ -388,6 +391,22 @@ class Hub:
             "barred": sorted(self._barred),
             "snapshot": self.target.fingerprint,
         }
+
+
+def _meant(differing: list[tuple[Part, Part | None]], kind: Kind, message: str) -> list[tuple[Part, Part | None]]:
+    """Those of them that a refusal is about: whose clusters Envoy's words name; else what differs in the refused kind;
+    else all."""
+    named = [(part, before) for part, before in differing if f"{part.name}|" in message]
+    if named:
+        return named
+    of_kind = [
+        (part, before) for part, before in differing if before is None or _said(part, kind) != _said(before, kind)
+    ]
+    return of_kind or differing
+
+
+def _said(part: Part, kind: Kind) -> object:
+    return (part.clusters, part.assignments, (), part.host)[kind]
 
 
 def _before(bad: Part, good: Part | None) -> Table | None:

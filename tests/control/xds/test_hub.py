@@ -39,8 +39,10 @@ class Envoy:
         self._hub.accepted(self, target)
         return target
 
-    def refuse(self, snapshot: Snapshot | None = None) -> None:
-        self._hub.refused(self, snapshot or self._hub.target, Kind.CLUSTERS, "no such thing")
+    def refuse(
+        self, snapshot: Snapshot | None = None, kind: Kind = Kind.CLUSTERS, message: str = "no such thing"
+    ) -> None:
+        self._hub.refused(self, snapshot or self._hub.target, kind, message)
 
 
 class Place:
@@ -147,6 +149,36 @@ async def test_other_services_change_on() -> None:
         envoy.take()
         assert here.hub.good is here.hub.target
         assert here.said.of("xds_not_restored") == [{"service": "chat", "code": "conflict", "error": "no"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "back"),
+    [
+        (Kind.CLUSTERS, "Error adding/updating cluster(s) embed|v2: it cannot be had", {"embed"}),
+        (Kind.ROUTES, "route: unknown cluster 'chat|v2'", {"chat"}),
+        (Kind.ENDPOINTS, "malformed", {"embed"}),
+        (Kind.ROUTES, "malformed", {"chat", "embed"}),
+        (Kind.LISTENERS, "malformed", {"chat", "embed"}),
+    ],
+    ids=["a cluster by name", "a route by name", "endpoints", "routes", "who knows"],
+)
+async def test_what_changed_beside_it_and_was_not_meant_stays(kind: Kind, message: str, back: set[str]) -> None:
+    """Two tools at once: the one's bad update does not undo the other's."""
+    other = table("embed", v1=(9000, (A,)), v2=(1000, (B,)))
+    async with place(tables=(GOOD, other)) as here:
+        one, second = here.envoys(2)
+        here.desk.weigh("chat", v1=4000, v2=6000)
+        await here.put(table("embed", v1=(4000, (A,)), v2=(6000, (C,))))
+        one.refuse(kind=kind, message=message)
+        weights = {name: here.weight(name) for name in ("chat", "embed")}
+        assert weights == {name: 9000 if name in back else 4000 for name in ("chat", "embed")}
+        await settle()
+        assert {name for name, *_ in here.desk.restored} == back
+        assert {notice.service for notice in here.desk.notices} == back
+        one.take()
+        second.take()
+        assert here.hub.good is here.hub.target
+        assert here.hub.view()["barred"] == []
 
 
 async def test_what_is_barred_is_free_when_it_changes() -> None:
