@@ -21,6 +21,9 @@ PATIENCE = 3.0
 PLAN = Plan("v1", (Step(500, 300.0, 600), Step(2000, 300.0, 1000), Step(5000, 300.0, 2000), Step(PARTS, 0.0, 1)))
 FEW = Plan("v1", (Step(100, 300.0, 100), Step(1000, 300.0, 300), Step(PARTS, 0.0, 1)))
 """For little traffic: from one part in a hundred."""
+MINUTE = Plan("v1", (Step(1000, 60.0, 200), Step(5000, 60.0, 200), Step(PARTS, 0.0, 1)))
+HURRY = Plan("v1", (Step(1000, 30.0, 100), Step(5000, 30.0, 100), Step(PARTS, 0.0, 1)))
+"""For who cannot wait: caches fill for as long as a step."""
 ALONE = Plan("v1", (Step(500, 300.0, 600), Step(1000, 300.0, 1000), Step(PARTS, 0.0, 1)))
 """For a canary on one engine of ten: never more than a tenth."""
 

@@ -1,7 +1,7 @@
 """The kinds of rollouts: good canaries and bad ones in an ordinary world, good ones in worlds that are not."""
 
 from bench.rollouts.kinds import Fault, World
-from bench.rollouts.play import ALONE, FEW, Scenario
+from bench.rollouts.play import ALONE, FEW, HURRY, MINUTE, Scenario
 
 _ROUGH = World(wander=0.1, surges=True, deaths=1.0)
 
@@ -32,6 +32,8 @@ SCENARIOS = {
             plan=ALONE,
         ),
         Scenario("same/few", "1 to 5 requests/s, from 1 % on", world=World(rate=(1.0, 5.0)), plan=FEW),
+        Scenario("same/minute", "10 to 20 requests/s, steps of a minute", world=World(rate=(10.0, 20.0)), plan=MINUTE),
+        Scenario("same/hurry", "the same, steps of half a minute", world=World(rate=(10.0, 20.0)), plan=HURRY),
         Scenario("same/rough", "surges, wandering engines and a death an hour, together", world=_ROUGH),
         Scenario("slow2x/rough", "first tokens 2x slower, in that world", Fault(slow=2.0), _ROUGH),
         Scenario("errors5/rough", "5 % more errors, in that world", Fault(broken=0.025, failed=0.025), _ROUGH),

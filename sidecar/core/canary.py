@@ -16,7 +16,7 @@ is looked at every second finds a fault in every canary. `core.wager` has what m
    (`core.claim`).
 3. One false alarm rate for everything: the wagers of all claims are of one sum of money, and a step has its part of the
    plan's `false_alarm` (`core.claim.part_of`). It fails when the sum has grown by one over that part.
-4. What lies past the first 90 s (or 0.3 of the step, if it is short) is held against a canary's times, not what lies
+4. What lies past the first 90 s (or half of the step, if it is short) is held against a canary's times, not what lies
    before: caches that fill, or a share that just grew, are no slowness.
 5. An attempt that waited for its first token until it was given up is later than all that came: it counts by its rank,
    its deadline is no measured time. Where the client left first, how long it waited is what is known: of a canary that
@@ -81,7 +81,7 @@ BLOCKS: Final = 30
 LEAST_BLOCKS: Final = 5
 """Before anything passes: so many it takes to fail (`wager.MOST`)."""
 WARM_MS: Final = 90_000.0
-WARM: Final = 0.3
+WARM: Final = 0.5
 _SUCCESS: Final = Result.SUCCESS
 _FAILURE: Final = Result.FAILURE
 _COMPLETE: Final = Ending.COMPLETE

@@ -419,3 +419,11 @@ def test_a_log_clock_that_is_an_hour_behind_from_now_on_delays_nothing() -> None
     traffic.run(60)
     traffic.now_ms -= 3_600_000
     assert traffic.run(300, slow=2.0).word == "fail"
+
+
+def test_caches_fill_in_a_step_of_a_minute_too() -> None:
+    """Twice as slow at first, decaying in 30 s: what is left of it when times count is a fifth."""
+    for seed in range(3):
+        traffic = Traffic(trial(Plan("v1", (Step(2000, 60.0, 100),))), seed, rate=15)
+        for second in range(60):
+            assert traffic.run(1, slow=1.0 + exp(-second / 30.0)).word != "fail"
