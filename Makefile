@@ -33,7 +33,8 @@ run: setup  ## three simulated engines and a sidecar on 127.0.0.1:9400
 	$(BIN)/sidecar demo
 
 # Tests of pure code wait for nothing and share nothing: they run on two cores. What times or opens sockets runs alone.
-PURE := $(addprefix tests/,adapters core fuzz kernel policy simulate wire)
+PURE := $(addprefix tests/,adapters core fuzz kernel policy simulate wire) \
+	$(patsubst %,tests/txlog/test_%.py,codec difference fold invariants lease linear replay ring store)
 REST := $(addprefix --ignore=,$(PURE))
 
 test: setup  ## the test suite (no engine, no network but loopback)
