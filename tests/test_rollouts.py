@@ -381,6 +381,29 @@ async def test_restarted_observer_counts_on() -> None:
     assert known.whole and known.verdict is not None and known.verdict.baseline == 6 * 40
 
 
+async def test_who_was_restarted_while_another_was_away_begins_at_nothing_missed() -> None:
+    log, table = Log(), Table0()
+    early, away = (Pod(log, table, f"pod-{number}") for number in (1, 2))
+    table.put(begun())
+    for _ in range(3):
+        log.now += 1.0
+        for pod in (early, away):
+            pod.ends("v1", 20)
+            await pod.rollouts.tick()
+    read = len(log.entries)
+    table.pods.remove(early)
+    again = Pod(log, table, "pod-1")
+    again.seq = early.seq + 5000
+    for _ in range(10):
+        log.now += 1.0
+        again.ends("v1", 20)
+        await again.rollouts.tick()
+    log.trim(read)
+    log.now += 1.0
+    await away.rollouts.tick()
+    assert away.rollouts.followed[NAME].whole and away.rollouts.counts.lost == 0
+
+
 async def test_what_is_told_twice_counts_once() -> None:
     log, table, pod = one()
     table.put(begun())

@@ -904,6 +904,17 @@ async def test_services_beyond_so_many_endpoints_sleep_until_they_are_asked_for(
     accepted(await pod.routes.submit(update("v1", asleep.pop(), zone="z")))
 
 
+async def test_what_the_files_name_leaves_room_for_others() -> None:
+    (pod,) = pods(1)
+    long = tuple(Target(f"http://h{number}:80") for number in range(MAX_ENDPOINTS))
+    for name in ("a", "b"):
+        accepted(await pod.routes.submit(update("v1", name, engine="vllm", endpoints=long)))
+    pod.reload(Service(name="a", models=("a",)))
+    accepted(await pod.routes.submit(update("v1", "c", engine="vllm", endpoints=long)))
+    accepted(await pod.routes.submit(update("v1", "d", engine="vllm", endpoints=to("h1"))))
+    assert list(pod.fleet.services) == ["a", "b", "c"], "d sleeps"
+
+
 @pytest.mark.usefixtures("few")
 async def test_who_sleeps_is_woken_by_an_operator_too() -> None:
     (pod,) = pods(1, FILES)
