@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from sidecar.core.desk import TableView
 from sidecar.core.revise import Accepted, Update
@@ -132,6 +133,13 @@ async def page(port: int, path: bytes, body: bytes | None = None) -> object:
     return json.loads(answer.body)
 
 
+async def verdict_of(port: int) -> Any:
+    """What a sidecar would conclude now of the rollout of `chat`."""
+    line = await page(port, b"/canary/chat")
+    assert isinstance(line, dict)
+    return line["verdict"] or {"word": "", "canary": 0}
+
+
 async def test_bad_canary_is_taken_back_by_who_came_later_from_what_a_dead_one_told(tmp_path: Path) -> None:
     """It is held until all was seen: one sidecar alone at first, then two, of which the first is killed."""
     fault = {"kind": "in_band_error", "after": 4, "share": 0.5}
@@ -161,6 +169,11 @@ async def test_bad_canary_is_taken_back_by_who_came_later_from_what_a_dead_one_t
                 async with asking([second.port], seen):
                     alone = seen.answers["v2"]
                     await until(lambda: seen.answers["v2"] >= alone + 50)
+                    # A tally a second is a block of evidence, and five convict: of fewer any number of answers is none.
+                    async with asyncio.timeout(LIMIT_S):
+                        while (await verdict_of(second.admin))["word"] != "fail":
+                            await asyncio.sleep(0.1)
+                    assert (await verdict_of(second.admin))["canary"] >= alone, "what the first told is missing"
                     ports.remove(first.port)
                     first.process.send(signal.SIGKILL)
             asked = sum(seen.answers.values())
