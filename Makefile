@@ -32,21 +32,18 @@ setup: $(STAMP)  ## the virtual environment with everything in it
 run: setup  ## three simulated engines and a sidecar on 127.0.0.1:9400
 	$(BIN)/sidecar demo
 
-# Tests of pure code wait for nothing and share nothing: they run on two cores. What times or opens sockets runs alone.
-PURE := $(addprefix tests/,adapters core fuzz kernel policy simulate wire) \
-	$(patsubst %,tests/txlog/test_%.py,codec difference fold invariants lease linear replay ring store)
-REST := $(addprefix --ignore=,$(PURE))
+# A file's tests stay together, in order; two files run at a time. make test WORKERS=0: one after the other.
+WORKERS ?= 2
+TESTS := -n $(WORKERS) --dist loadfile
 
 test: setup  ## the test suite (no engine, no network but loopback)
-	$(BIN)/pytest -n 2 $(PURE)
-	$(BIN)/pytest $(REST)
+	$(BIN)/pytest $(TESTS)
 
 compile: setup  ## build/compiled: the same with its request path compiled, for test-compiled and bench; a minute
 	@$(BIN)/python -m tests.checks.compiled
 
 test-compiled: compile  ## the test suite against the compiled package
-	cd build/compiled && .venv/bin/python -m pytest --compiled -n 2 $(PURE)
-	cd build/compiled && .venv/bin/python -m pytest --compiled $(REST)
+	cd build/compiled && .venv/bin/python -m pytest --compiled $(TESTS)
 
 # What an earlier build left in build/ would be packed as well.
 wheel: setup  ## dist/*.whl, compiled for this machine and this Python; make wheel SIDECAR_COMPILE=0: plain, for any

@@ -125,7 +125,7 @@ async def test_a_servers_refusal_has_a_word(tmp_path: Path, said: str, word: str
     assert "\n" not in str(found)
 
 
-@pytest.mark.parametrize("url", ["unix:///nowhere/s", refused()])
+@pytest.mark.parametrize("url", ["unix:///nowhere/s", refused()], ids=["socket", "port"])
 async def test_nobody_there_is_refused(url: str) -> None:
     async with linked(url) as link:
         with pytest.raises(RedisError) as raised:
