@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from bench.routes.growth import Growth, Updates
 from bench.routes.kill import Away, Kills
 from bench.routes.propagation import Propagation
 from bench.routes.t15 import Live
-from bench.txlog.results import shown, table
+from bench.txlog.results import Budget, judged, shown, table
 
 FOLLOW_MS = 150.0
 FOLLOWS_MS = 1000.0
@@ -28,15 +26,6 @@ class Results:
     kills: list[Kills] = field(default_factory=list)
     away: list[Away] = field(default_factory=list)
     growth: Growth | None = None
-
-
-class Budget(msgspec.Struct, frozen=True):
-    """One of them. `met` None: not measured."""
-
-    what: str
-    aim: str
-    found: str
-    met: bool | None
 
 
 def budgets(results: Results) -> list[Budget]:
@@ -107,13 +96,8 @@ def _follower(each: Updates) -> float:
 
 def text(results: Results) -> str:
     """The budgets, then the figures that they were judged on and those that have none."""
-    words = {True: "met", False: "MISSED", None: "-"}
-    where = results.machine
-    rows = [[each.what, each.aim, each.found, words[each.met]] for each in budgets(results)]
     parts = [
-        f"{where.get('CPU')}, {where.get('cores')} cores, {where.get('day')}, commit {where.get('commit')}, load"
-        f" {where.get('load average before')} before, sidecars from {results.tree}\n",
-        table(["budget", "aim", "found", ""], rows),
+        *judged(results.machine, results.tree, budgets(results), "found"),
         *([_of_t15(results.t15)] if results.t15 else []),
         *([_of_ways(results.propagation)] if results.propagation else []),
         *([_of_kills(results.kills)] if results.kills else []),

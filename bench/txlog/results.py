@@ -3,7 +3,7 @@
 A budget is judged on the median of its windows, but for what must never be: there it is the worst.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,13 +94,8 @@ def shown(found: Spread, digits: int, unit: str = "") -> str:
 
 def text(results: Results) -> str:
     """The budgets, then the figures that they were judged on and those that have none."""
-    words = {True: "met", False: "MISSED", None: "-"}
-    where = results.machine
-    rows = [[each.what, each.aim, each.found, words[each.met]] for each in budgets(results)]
     parts = [
-        f"{where.get('CPU')}, {where.get('cores')} cores, {where.get('day')}, commit {where.get('commit')}, load"
-        f" {where.get('load average before')} before, sidecars from {results.tree}\n",
-        table(["budget", "aim", "median (range, count)", ""], rows),
+        *judged(results.machine, results.tree, budgets(results), "median (range, count)"),
         *([_of_probes(results.probes)] if results.probes else []),
         *([_of_seen(results.seen)] if results.seen else []),
         *([_of_stream(results.stream)] if results.stream else []),
@@ -110,6 +105,17 @@ def text(results: Results) -> str:
         *([_of_counted(results.counted)] if results.counted else []),
     ]
     return "\n".join(parts)
+
+
+def judged(machine: Mapping[str, str], tree: str, budgets: Sequence[Budget], column: str) -> list[str]:
+    """Where it was measured, and a table of the budgets, whose figures stand under `column`."""
+    words = {True: "met", False: "MISSED", None: "-"}
+    rows = [[each.what, each.aim, each.found, words[each.met]] for each in budgets]
+    return [
+        f"{machine.get('CPU')}, {machine.get('cores')} cores, {machine.get('day')}, commit {machine.get('commit')},"
+        f" load {machine.get('load average before')} before, sidecars from {tree}\n",
+        table(["budget", "aim", column, ""], rows),
+    ]
 
 
 def _of_probes(rounds: Sequence[Round]) -> str:

@@ -2,14 +2,17 @@
 
 import random
 
+import msgspec
+
 from sidecar.core.balance import Choice, Unavailable
-from sidecar.core.breaker import Breaker, Permit, State, Transition
+from sidecar.core.breaker import Breaker, Denied, Permit, State, Transition
 from sidecar.core.fleet import Fleet
-from sidecar.core.service import ServiceState
+from sidecar.core.service import ServiceState, Session
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Balance, Breakers, Endpoint, NodeBreaker, Seconds, Service, Snapshot
+from sidecar.policy.schema import Balance, Breakers, Endpoint, NodeBreaker, Seconds, Service, SessionBreaker, Snapshot
 
 RULE = NodeBreaker(consecutive=5, failure_ratio=0.0, open_s=Seconds(10), open_max_s=Seconds(100), min_closed_ratio=0.0)
+SESSION_RULE = SessionBreaker(consecutive=3, open_s=Seconds(30), max_sessions=100, idle_s=Seconds(600))
 
 
 def snapshot_of(*services: Service) -> Snapshot:
@@ -69,3 +72,15 @@ def trip(breaker: Breaker, now: float) -> None:
             return
         record(breaker, Result.FAILURE, now)
     raise AssertionError("it never opened")
+
+
+def with_sessions(rule: SessionBreaker = SESSION_RULE, count: int = 2) -> Service:
+    return msgspec.structs.replace(service_of(count), breakers=Breakers(node=RULE, session=rule))
+
+
+def end(service: ServiceState, session: Session, result: Result, now: float) -> Permit | Denied:
+    """One request of a session that ends at once; what its breaker had said."""
+    answer = service.admit_session(session, now)
+    if isinstance(answer, Permit):
+        service.record_session(session, answer, result, now, "x")
+    return answer

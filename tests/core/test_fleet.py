@@ -9,8 +9,6 @@ from sidecar.core.models import matches
 from sidecar.core.service import (
     LEASE_SLACK_S,
     MAX_POOLS,
-    ServiceState,
-    Session,
 )
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Result
@@ -24,28 +22,25 @@ from sidecar.policy.schema import (
     Retry,
     Seconds,
     Service,
-    SessionBreaker,
     Snapshot,
     Source,
 )
 from sidecar.wire.headers import PASSED, Line
-from tests.core.build import RULE, fleet_of, permitted, record, service_of, snapshot_of, trip
+from tests.core.build import (
+    RULE,
+    SESSION_RULE,
+    end,
+    fleet_of,
+    permitted,
+    record,
+    service_of,
+    snapshot_of,
+    trip,
+    with_sessions,
+)
 
 S, F, I, O = Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.OVERLOADED  # noqa: E741
-SESSION_RULE = SessionBreaker(consecutive=3, open_s=Seconds(30), max_sessions=100, idle_s=Seconds(600))
 S1 = SessionId("s1")
-
-
-def with_sessions(rule: SessionBreaker = SESSION_RULE, count: int = 2) -> Service:
-    return msgspec.structs.replace(service_of(count), breakers=Breakers(node=RULE, session=rule))
-
-
-def end(service: ServiceState, session: Session, result: Result, now: float) -> Permit | Denied:
-    """One request of a session that ends at once; what its breaker had said."""
-    answer = service.admit_session(session, now)
-    if isinstance(answer, Permit):
-        service.record_session(session, answer, result, now, "x")
-    return answer
 
 
 # --- services and models --------------------------------------------------------------------------------------------
