@@ -73,6 +73,7 @@ class EngineConnection:
         "_head",
         "_head_bytes",
         "_head_only",
+        "_head_read",
         "_in_head",
         "_informational",
         "_judge",
@@ -138,11 +139,12 @@ class EngineConnection:
         self._upload_open = False
         self._chunked_upload = False
         self._wants_upgrade = False
+        self._head_read = 0  # bytes of the reads that brought no final head
         self._begin_head()
 
     def _begin_head(self) -> None:
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = 0  # of the phrase and the finished fields of this head, or of the trailers
         self._phrase = b""
         self._lines: list[bytes] = []
         self._named: list[bytes] = []
@@ -246,7 +248,7 @@ class EngineConnection:
                 self._read_plain_body(data)
             elif self._head_only:
                 self._read_head_only(data)
-            elif not self._in_head or self._head_bytes or not self._take_plain(data):
+            elif not self._in_head or self._head_read or not self._take_plain(data):
                 self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             rest = data[stop.args[0] :]
@@ -261,8 +263,9 @@ class EngineConnection:
             else:
                 self._bad = str(exc)
         if self._in_head and not self._ended:
-            self._head_bytes += len(data)
-            if self._head_bytes > 2 * MAX_HEAD_BYTES:
+            # A field that never ends, interim answers for ever: no callback sees them.
+            self._head_read += len(data)
+            if self._head_read > 2 * MAX_HEAD_BYTES:
                 self._bad = "the head exceeds 64 KiB"
         self._deliver(sink, rest)
 
@@ -421,14 +424,13 @@ class EngineConnection:
 
     def on_status(self, phrase: bytes) -> None:
         if not self._ended:
+            self._count(len(phrase))
             self._phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._ended:
             return
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise _BadBytes("the head or the trailers exceed 64 KiB")
+        self._count(len(name) + len(value) + 4)
         lower = name.lower()
         kind = _LINES.kind_of(lower)
         if kind in (PASSED, _READ, _TYPE):
@@ -487,6 +489,11 @@ class EngineConnection:
     def on_message_complete(self) -> None:
         if not self._in_head:
             self._ended = True
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise _BadBytes("the head or the trailers exceed 64 KiB")
 
     def _read(self, name: bytes, value: bytes) -> None:
         match name:

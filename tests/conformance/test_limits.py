@@ -195,13 +195,39 @@ async def test_chunk_lines_and_trailers_are_bounded_too(lines: bytes, target: by
         pytest.param(b"HTTP/1.1 103 Early\r\nX-A: b\r\n\r\n" * 20_000, id="interim-for-ever"),
     ],
 )
-async def test_engine_head_over_the_limit_is_a_bad_gateway(head: bytes) -> None:
+@pytest.mark.parametrize("cut", [1 << 20, 120_000, 5_000], ids=["at-once", "late", "early"])
+@pytest.mark.parametrize("piece", [1 << 20, 5_000], ids=["in-two", "in-many"])
+async def test_engine_head_over_the_limit_is_a_bad_gateway(head: bytes, cut: int, piece: int) -> None:
     async def play(peer: Peer) -> None:
         await peer.request()
-        await peer.send(head)
+        await peer.send(head[:cut])
+        await peer.settled(4)
+        await _in_pieces(peer, head[cut:], piece)
         await peer.gone()
 
     async with relayed(play) as (upstream, _, client):
         got = await client.ask(request())
         assert (got.status, got.header(b"x-sidecar-reason")) == (502, b"upstream_protocol")
         await upstream.connections[0].gone()
+
+
+@pytest.mark.parametrize("size", [20_000, 40_000, HEAD_LIMIT - 200])
+@pytest.mark.parametrize("piece", [1 << 20, 39_000, 5_000], ids=["at-once", "in-some", "in-many"])
+async def test_engine_head_up_to_the_limit_is_relayed_however_it_is_split(size: int, piece: int) -> None:
+    fields = [b"X-Pad%d: " % i + b"x" * 990 for i in range(size // 1000)]
+    whole = response(b"ok", headers=fields)
+
+    async def play(peer: Peer) -> None:
+        await peer.request()
+        await _in_pieces(peer, whole, piece)
+
+    async with relayed(play) as (_, _, client):
+        got = await client.ask(request())
+        assert (got.status, got.body) == (200, b"ok")
+        assert len([name for name, _ in got.headers if name.startswith(b"X-Pad")]) == len(fields)
+
+
+async def _in_pieces(peer: Peer, data: bytes, piece: int) -> None:
+    for at in range(0, len(data), piece):
+        await peer.send(data[at : at + piece])
+        await peer.settled(4)
