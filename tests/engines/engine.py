@@ -46,7 +46,7 @@ class Vllm:
                 stdin=subprocess.DEVNULL,
                 env=_environment() | {"TMPDIR": self._scratch.name},
                 start_new_session=True,
-                preexec_fn=_step_aside,
+                preexec_fn=step_aside,
             )
 
     def _flags(self) -> list[str]:
@@ -151,7 +151,7 @@ class VllmKeeper:
         return True
 
 
-def _step_aside() -> None:
+def step_aside() -> None:
     """Leaves the other cores to the sidecar and the tests: an engine that takes all of a small machine's time makes
     every deadline late, and what is late then says nothing about the sidecar."""
     os.nice(10)
