@@ -90,7 +90,7 @@ class Vllm:
 
     def core_pid(self) -> int:
         """The process id of the EngineCore."""
-        (core,) = [pid for pid in _descendants(self._process.pid) if "EngineCore" in _title(pid)]
+        (core,) = [pid for pid in descendants(self._process.pid) if "EngineCore" in title(pid)]
         return core
 
     def signal_api(self, number: signal.Signals) -> None:
@@ -122,7 +122,7 @@ class VllmKeeper:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._address = f"127.0.0.1:{_free_port()}"
+        self._address = f"127.0.0.1:{free_port()}"
         self._started = 0
         self._vllm: Vllm | None = None
 
@@ -169,13 +169,15 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of the loopback that nothing has."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
+    """The process ids below one, nearest first."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -189,5 +191,6 @@ def _descendants(root: int) -> list[int]:
     return found[1:]
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
+    """The command line of a process, words parted by blanks; OSError once it has gone."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
