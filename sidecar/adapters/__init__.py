@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sidecar.adapters.dialect import Dialect
+from sidecar.adapters.dialect import Dialect, Translator
 from sidecar.adapters.vllm import Vllm
-from sidecar.policy.schema import Engine
+from sidecar.policy.schema import Engine, Front
 
 DIALECTS: Mapping[Engine, Dialect] = MappingProxyType({"vllm": Vllm()})
 """The engines whose load and models can be read; the others are judged by what we see of them alone."""
+
+TRANSLATORS: Mapping[tuple[Engine, Front], Translator] = MappingProxyType({})
+"""The fronts that do not speak OpenAI's API as vLLM does; what the others are asked and answer goes by untouched."""

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     TOO_LARGE = "too_large"
     HEAD_TOO_LARGE = "head_too_large"
     UNKNOWN_MODEL = "unknown_model"
+    UNSUPPORTED = "unsupported"
     INTERNAL = "internal"
 
 
@@ -63,6 +64,7 @@ STATUS = MappingProxyType(
         Reason.TOO_LARGE: 413,
         Reason.HEAD_TOO_LARGE: 431,
         Reason.UNKNOWN_MODEL: 404,
+        Reason.UNSUPPORTED: 400,
         Reason.INTERNAL: 500,
     }
 )

@@ -12,7 +12,7 @@ from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.address import endpoint_key
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.errors import Step
-from sidecar.policy.schema import BreakerRule, Identity, Service, Source
+from sidecar.policy.schema import FRONTS, BreakerRule, Endpoint, Identity, Service, Source, front_of, is_translated
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -59,6 +59,20 @@ def _check_endpoints(service: Service) -> Iterator[Fault]:
         seen.add(key)
         if endpoint.tls_ca and not endpoint.url.startswith("https:"):
             yield Fault(("endpoints", index, "tls_ca"), "is of use with https:// only")
+        yield from _check_front(endpoint, ("endpoints", index))
+
+
+def _check_front(endpoint: Endpoint, at: tuple[Step, ...]) -> Iterator[Fault]:
+    fronts = FRONTS[endpoint.engine]
+    if endpoint.front and endpoint.front not in fronts:
+        said = f"{endpoint.engine} has no front {endpoint.front}; it has {', '.join(fronts)}"
+        yield Fault((*at, "front"), said, ((*at, "engine"),))
+        return
+    if endpoint.engine_model and not is_translated(endpoint):
+        said = "is of use where requests are translated; start the engine with the name that clients ask for"
+        yield Fault((*at, "engine_model"), said, ((*at, "engine"),))
+    if endpoint.chat_template and front_of(endpoint) == "openai":
+        yield Fault((*at, "chat_template"), "is of no use: this front applies its own", ((*at, "engine"),))
 
 
 def _check_split(service: Service) -> Iterator[Fault]:

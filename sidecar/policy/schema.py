@@ -15,6 +15,7 @@ from sidecar.policy.duration import format_seconds
 
 Mode = Literal["enforce", "shadow", "off"]
 Engine = Literal["vllm", "triton", "deepspeed"]
+Front = Literal["", "openai", "generate", "api_server", "gateway"]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 # Names end up as metric labels, header values and URL segments: a few plain characters only.
@@ -71,10 +72,18 @@ class Endpoint(Strict, frozen=True, kw_only=True):
 
     `url`: http://host[:port], https://host[:port] or unix:///path, without a path of requests. `models` empty: serves
     none. `local`: in our own pod. `tls_ca` empty: the system's authorities.
+
+    `front`: which of its engine's HTTP servers it is; empty: the usual one (vLLM `openai`, Triton `generate`, DeepSpeed
+    `openai`). `engine_model`: what the engine calls its model, or MII its deployment, whatever clients call it; empty:
+    what the client asks for. `chat_template`: file or model folder with the Jinja template that makes chats prompts,
+    for fronts that have none (`generate`, `api_server`, `gateway`); empty: these take no chats.
     """
 
     url: Url
     engine: Engine = "vllm"
+    front: Front = ""
+    engine_model: Text = ""
+    chat_template: Text = ""
     version: Name = "v1"
     zone: Place = ""
     node: Place = ""
@@ -82,6 +91,24 @@ class Endpoint(Strict, frozen=True, kw_only=True):
     local: bool = False
     tls_ca: Text = ""
     tls_verify: bool = True
+
+
+FRONTS: dict[Engine, tuple[Front, ...]] = {
+    "vllm": ("openai",),
+    "triton": ("generate", "openai"),
+    "deepspeed": ("openai", "api_server", "gateway"),
+}
+"""Each engine's HTTP servers, the usual one first."""
+
+
+def front_of(endpoint: Endpoint) -> Front:
+    """Which server it is, the default filled in."""
+    return endpoint.front or FRONTS[endpoint.engine][0]
+
+
+def is_translated(endpoint: Endpoint) -> bool:
+    """Whether what it speaks is not what clients speak: vLLM's words, which Triton's OpenAI front speaks, too."""
+    return endpoint.engine == "deepspeed" or (endpoint.engine == "triton" and front_of(endpoint) != "openai")
 
 
 class Deadlines(Strict, frozen=True, kw_only=True):

@@ -77,7 +77,7 @@ from sidecar.txlog.store import (
 
 BATCH: Final = 64  # calls of one round trip; a store in this process does them in some 4 ms
 REMIND_S: Final = SUSPECT_MS / 2000
-REFUSED_S: Final = 0.5  # how often what the floor refused is looked at again
+REFUSED_S: Final = 0.5  # how often what the floor refused is looked at again where there is no room for it
 LOOK_S: Final = 1.0  # how often an open endpoint is looked at whose service nobody asks for anything
 MAX_SHARES: Final = 256
 MOST_DUE: Final = 200  # keys considered in one tick, about a millisecond; more have their turn with the next
@@ -189,7 +189,7 @@ class Replica:
         self._most: list[int] = [0] * SHARDS
         self._told: list[int] = [0] * SHARDS
         self._told_first: list[int] = [0] * SHARDS
-        self._refused: set[str] = set()
+        self._refused: dict[str, dict[str, None]] = {}  # by service, who was refused first first
         self._refused_at = -inf
         self._positions: dict[int, tuple[str, str]] = {}
         self._stale: set[int] = set(range(SHARDS))
@@ -247,6 +247,8 @@ class Replica:
         if record is None or (record.state == Code.CLOSED and not record.held):
             return None
         agreed = self._agreed(record)
+        if scope is Scope.NODE:
+            self._refused.setdefault(service, {})[record.key] = None  # perhaps: the next tick sees
         if self.up:
             at = agreed.until if record.state == Code.OPEN else now + ASK_AGAIN_S
             self._schedule(record.key, max(now, at))
@@ -488,8 +490,8 @@ class Replica:
         again = now >= self._refused_at
         if again:
             self._refused_at = now + REFUSED_S
-        for key in list(self._refused) if again else ():
-            self._try_again(key, now)
+        for name in list(self._refused):
+            self._try_again(name, again, now)
         due = self._due
         for _ in range(MOST_DUE):
             if not due or due[0][0] > now:
@@ -511,17 +513,29 @@ class Replica:
         if self._asks or self._reports or self._restores or self._shares or len(self.ring):
             self.wake()
 
-    def _try_again(self, key: str, now: float) -> None:
-        """Adopts what the floor refused, if it would not now."""
-        record = self.fold.get(key)
-        _, name, _ = parse_key(key)
+    def _try_again(self, name: str, all_: bool, now: float) -> None:
+        """Adopts what the floor refused of a service, as far as there is room; `all_`: what needs none, too."""
         service = self._service(name)
-        if record is None or service is None or record.state == Code.CLOSED:
-            self._refused.discard(key)
-        elif service.policy.breakers.node.mode == "off" and not record.held:
-            self._refused.discard(key)  # a reload recalls it
-        elif key not in self.ring and (record.held or service.roster.may_open(carries=False)):
-            self._adopt(record, now)
+        for key in list(self._refused[name]):
+            if service is not None and not all_ and not service.roster.may_open(carries=False):
+                return
+            record, breaker = self.fold.get(key), self._breaker(key)
+            if service is None or breaker is None or breaker.shared or record is None or record.state == Code.CLOSED:
+                self._admit(name, key)
+            elif service.policy.breakers.node.mode == "off" and not record.held:
+                self._admit(name, key)  # a reload recalls it
+            elif key not in self.ring and (
+                record.held or breaker.state is not State.CLOSED or service.roster.may_open(carries=False)
+            ):
+                self._adopt(record, now)
+
+    def _admit(self, name: str, key: str) -> None:
+        """The floor refuses it no more."""
+        refused = self._refused.get(name)
+        if refused is not None and key in refused:
+            del refused[key]
+            if not refused:
+                del self._refused[name]
 
     def next_at(self) -> float:
         """When `tick` has something to do; infinity if nothing is known."""
@@ -753,11 +767,11 @@ class Replica:
         transition = service.adopt(scope, key, agreed, now)
         if transition is not None:
             self._tell(transition)
-        self._refused.discard(record.key)
+        self._admit(name, record.key)
         if scope is Scope.NODE and record.state != Code.CLOSED:
             refused = service.known(scope, key)
             if refused is not None and refused.state is State.CLOSED:
-                self._refused.add(record.key)  # by the floor as it is now
+                self._refused.setdefault(name, {})[record.key] = None  # by the floor as it is now
         if not self.up:
             breaker = service.known(scope, key)
             if breaker is not None:

@@ -1,0 +1,213 @@
+"""What a client asks of an engine that does not speak its language: the request's body, read once, in full.
+
+Where nothing is translated the body stays bytes, and `wire.call` reads the few fields that route it. Here it is read as
+far as an engine can be told of it. What is not named is not passed on: an engine that never heard of a field either
+ignores it or refuses it, and neither tells the client. What would change the answer if it were dropped is a *need*
+instead, by the name of its field: an engine that lacks it is not asked (`needs_of`).
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from sidecar.kernel.errors import Reason, SidecarError
+from sidecar.wire.call import Api, Call
+from sidecar.wire.lenient import read_as
+from sidecar.wire.shapes import Number
+
+Flag = bool | int | str | None
+"""What engines take for a boolean (pydantic's lax mode)."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, gc=False):
+    """`stream_options`."""
+
+    include_usage: Flag = None
+
+
+class Body(msgspec.Struct, frozen=True):
+    """The body of a chat or completions request, as much of it as any engine can be told.
+
+    Members are typed where we must understand them; the engine is the judge of the others.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[Any] | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Number = None
+    top_p: Number = None
+    top_k: Number = None
+    min_p: Number = None
+    seed: Number = None
+    presence_penalty: Number = None
+    frequency_penalty: Number = None
+    repetition_penalty: Number = None
+    min_tokens: Number = None
+    ignore_eos: Flag = None
+    stop: str | list[str] | None = None
+    best_of: Number = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    prompt_logprobs: Any = None
+    tools: Any = None
+    functions: Any = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    logit_bias: Any = None
+    modalities: list[Any] | None = None
+    echo: Any = None
+    suffix: Any = None
+
+
+_decode: Final = msgspec.json.Decoder(Body).decode
+
+
+class Ask:
+    """One request as a dialect gets it.
+
+    `model`: the client's name for it, which the answer names; `engine_model`: the engine's. `prompt`: what is to be
+    completed, a chat's already through its template where the front has none (empty for a chat that its front makes a
+    prompt of). `max_tokens`: None where the engine's default holds. `usage`: a stream's usage is wanted. `request_id`
+    is safe in a header and in JSON. `created`: seconds since the epoch.
+    """
+
+    __slots__ = (
+        "api",
+        "body",
+        "created",
+        "engine_model",
+        "max_tokens",
+        "model",
+        "prompt",
+        "request_id",
+        "stream",
+        "usage",
+    )
+
+    def __init__(
+        self, call: Call, body: Body, *, engine_model: str, prompt: str, request_id: str, created: int
+    ) -> None:
+        self.api = call.api
+        self.body = body
+        self.created = created
+        self.engine_model = engine_model or call.model
+        self.max_tokens = call.max_tokens
+        self.model = call.model
+        self.prompt = prompt
+        self.request_id = request_id
+        self.stream = call.stream
+        options = body.stream_options
+        self.usage = call.stream and options is not None and _is_set(options.include_usage)
+
+
+def read_body(data: bytes) -> Body:
+    """Reads a chat or completions body. Raises `SidecarError` (`BAD_REQUEST`) naming the field that cannot be read."""
+    try:
+        return _decode(data)
+    except msgspec.ValidationError as exc:
+        raise _bad(exc) from exc
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return read_as(data, Body)
+    except (ValueError, RecursionError) as exc:
+        raise _bad(exc) from exc
+
+
+def needs_of(api: Api, n: int, body: Body | None) -> frozenset[str]:
+    """What an engine must be able to do beyond one answer in text, by the names of the fields that ask for it.
+
+    An API that is neither chat nor completions (`body` None) is a need itself: `responses`, `messages`, `embeddings`.
+    """
+    if body is None:
+        return frozenset({api.value})
+    needs = {"chat"} if api is Api.CHAT else set[str]()
+    if n > 1:
+        needs.add("n")
+    if _number(body.best_of) > 1:
+        needs.add("best_of")
+    if body.tools or body.functions:
+        needs.add("tools")
+    if _asks(body.logprobs) or _asks(body.top_logprobs) or _asks(body.prompt_logprobs):
+        needs.add("logprobs")
+    kind = body.response_format.get("type") if body.response_format is not None else None
+    if kind not in (None, "text"):
+        needs.add("response_format")
+    if any((body.structured_outputs, body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)):
+        needs.add("structured_outputs")
+    if body.logit_bias:
+        needs.add("logit_bias")
+    if body.modalities is not None and body.modalities != ["text"]:
+        needs.add("modalities")
+    if _is_set(body.echo):
+        needs.add("echo")
+    if body.suffix:
+        needs.add("suffix")
+    if isinstance(body.prompt, list) and not (len(body.prompt) == 1 and isinstance(body.prompt[0], str)):
+        needs.add("prompt")
+    if body.messages is not None and any(_has_media(message) for message in body.messages):
+        needs.add("content")
+    return frozenset(needs)
+
+
+def text_of(content: object) -> str:
+    """A message's content as text: a text as it is, text parts one per line (as vLLM joins them), nothing as empty."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(_part_text(part) for part in content)
+    return ""
+
+
+def messages_of(body: Body) -> list[dict[str, Any]]:
+    """The messages of a chat, each with its content as one text."""
+    return [{**message, "content": text_of(message.get("content"))} for message in body.messages or []]
+
+
+def prompt_of(body: Body) -> str:
+    """The one text to be completed; empty where there is none (several are a need)."""
+    prompt = body.prompt
+    if isinstance(prompt, list):
+        prompt = prompt[0] if prompt and isinstance(prompt[0], str) else ""
+    return prompt or ""
+
+
+def _has_media(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        not isinstance(part, str) and not (isinstance(part, dict) and isinstance(part.get("text"), str))
+        for part in content
+    )
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, dict):
+        part = part.get("text")
+    return part if isinstance(part, str) else ""
+
+
+def _is_set(flag: object) -> bool:
+    return flag.lower() in ("true", "1", "on", "t", "y", "yes") if isinstance(flag, str) else bool(flag)
+
+
+def _asks(logprobs: object) -> bool:
+    # Completions: a count, of which 0 asks for the chosen token's. Chat: a flag.
+    return logprobs is not None and logprobs is not False
+
+
+def _number(value: Number) -> float:
+    try:
+        return float(value or 0)
+    except ValueError:
+        return 0.0
+
+
+def _bad(exc: Exception) -> SidecarError:
+    text = str(exc)
+    what, at, where = text.partition(" - at `$.")
+    detail = f"{where.rstrip('`')}: {what[:1].lower()}{what[1:]}" if at else text[:1].lower() + text[1:]
+    return SidecarError(Reason.BAD_REQUEST, "downstream", detail)
