@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from sidecar.core.balance import Choice
-from sidecar.core.breaker import Denied, Permit, Scope, State
+from sidecar.core.breaker import Action, Denied, Permit, Scope, State
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Endpoint, Seconds
 from sidecar.txlog.codec import Code, Kind, decode, encode_body, register_key, route_key, shard_of
 from sidecar.txlog.lease import IDLE_S, KEEP_S
-from sidecar.txlog.replica import MOST_DUE, Job
+from sidecar.txlog.replica import MOST_DUE, REFUSED_S, REMIND_S, Job
 from sidecar.txlog.store import Propose, Verdict
 from tests.txlog.sidecars import BEGIN_US, RULE, Network, Sidecar, at_once, policy_of
 
@@ -637,6 +637,114 @@ def test_what_closes_here_alone_gives_the_others_its_probe(why: str, used: bool)
         one.tells(one.breaker().record(permit, F, network.now, "late"))
         network.turn()
         assert two.breaker().state is HALF_OPEN, "it counts for nothing any more"
+
+
+def overfull() -> tuple[Network, Sidecar]:
+    """A sidecar that alone avoids h1, when the log has h2 opened: two more than may be open there."""
+    network = Network(3, policy_of(3, replace(RULE, min_closed_ratio=0.67), quorum=2))
+    one, two, three = network.sidecars
+    two.fails(1)
+    network.turn()
+    for sidecar in (one, three):
+        sidecar.fails(2)
+    network.turn()
+    assert (two.breaker(1).state, two.breaker(2).state) == (OPEN, CLOSED) and two.breaker(1).ours
+    assert one.breaker(2).state is OPEN
+    return network, two
+
+
+@pytest.mark.parametrize(
+    "why", ["refused", "proved", "order", "reset", "panic", "load", "panic over", "lower floor", "joined", "left"]
+)
+def test_what_the_floor_refused_is_open_as_soon_as_there_is_room(why: str) -> None:
+    network, two = overfull()
+    rule = replace(RULE, min_closed_ratio=0.67)
+    ours = two.breaker(1)
+    match why:
+        case "refused":
+            network.now += REMIND_S  # what it saw alone is told again, and the fleet has no room for it
+        case "proved":
+            network.now += 20.0
+            network.turn()
+            assert two.ends(ours, S) and two.ends(ours, S)
+        case "order" | "reset":
+            action: Action = "close" if why == "order" else "reset"
+            ours.force(action, network.now, "ann")
+            two.replica.order(ours, action, "ann", math.inf, network.now)
+        case "panic":
+            two.tells(ours.close_in_panic(network.now))
+        case "load":
+            two.tells(ours.close_for_load(network.now))
+        case "panic over":
+            two.service.roster.panic = True
+            two.tells(ours.close_in_panic(network.now))
+            network.turn()
+            assert two.breaker(2).state is CLOSED
+            two.service.roster.panic = False
+        case "lower floor":
+            two.use(policy_of(3, RULE, quorum=2))
+        case "joined":
+            two.use(policy_of(6, replace(rule, min_closed_ratio=0.5), quorum=2))
+        case _:
+            several = policy_of(3, rule, quorum=2)
+            two.use(replace(several, endpoints=several.endpoints[1:]))
+    network.turn()
+    assert two.breaker(2).state is OPEN and two.breaker(2).shared
+    assert not two.replica._refused
+
+
+def test_what_the_floor_refused_is_open_once_what_was_open_before_is_read_as_closed() -> None:
+    """Records come in any order: for a moment more is open than the log ever had."""
+    network = Network(2, policy_of(3, replace(RULE, min_closed_ratio=0.67)))
+    one, two = network.sidecars
+    one.fails(1)
+    network.turn()
+    one.breaker(1).force("close", network.now, "ann")
+    one.replica.order(one.breaker(1), "close", "ann", math.inf, network.now)
+    one.write()
+    one.fails(2)
+    one.write()
+    after = {shard: two.replica.position(shard) for shard in range(16)}
+    closed, opened = at_once(network.store.read(0, after, 0, 1000))
+    two.replica.entries([opened], network.now)
+    assert (two.breaker(1).state, two.breaker(2).state) == (OPEN, CLOSED)
+    two.replica.entries([closed], network.now)
+    two.replica.tick(network.now)
+    assert (two.breaker(1).state, two.breaker(2).state) == (CLOSED, OPEN)
+
+
+def test_what_the_floor_refused_of_who_joined_is_open_as_soon_as_there_is_room() -> None:
+    network, two = overfull()
+    rule = replace(RULE, min_closed_ratio=0.67)
+    three = policy_of(3, rule, quorum=2)
+    two.use(replace(three, endpoints=three.endpoints[::2]))
+    two.use(three)
+    network.turn()
+    assert (two.breaker(1).state, two.breaker(2).state) == (OPEN, CLOSED), "h2 came back, and is refused again"
+    two.breaker(1).force("reset", network.now, "ann")
+    two.replica.order(two.breaker(1), "reset", "ann", math.inf, network.now)
+    network.turn()
+    assert two.breaker(2).state is OPEN and two.breaker(2).shared
+
+
+@pytest.mark.parametrize("gone", ["the register", "the endpoint", "the service", "the rule"])
+def test_what_the_floor_refused_and_is_gone_is_looked_at_no_more(gone: str) -> None:
+    network, two = overfull()
+    three = policy_of(3, replace(RULE, min_closed_ratio=0.67), quorum=2)
+    match gone:
+        case "the register":
+            one = network.sidecars[0]
+            one.breaker(2).force("close", network.now, "ann")
+            one.replica.order(one.breaker(2), "close", "ann", math.inf, network.now)
+            network.turn()
+        case "the endpoint":
+            two.use(replace(three, endpoints=three.endpoints[::2]))
+        case "the service":
+            two.use(policy_of(3, name="other"))
+        case _:
+            two.use(policy_of(3, replace(RULE, mode="off"), quorum=2))
+    network.passes(REFUSED_S)
+    assert not two.replica._refused
 
 
 def test_an_old_record_that_was_restored_does_not_keep_the_others_from_opening() -> None:
