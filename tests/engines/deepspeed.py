@@ -56,7 +56,7 @@ class DeepSpeed:
 
         `model` is a Hugging Face folder, None the tiny one; `pace_ms` is the least time between two tokens.
         """
-        assert venv_dir().is_dir(), f"no engine in {venv_dir()}: run `python -m tests.engines.install_deepspeed`"
+        assert venv_dir().is_dir(), f"no engine in {venv_dir()}: run `python tests/engines/install_deepspeed.py`"
         self.front: Front = front
         self.address = address
         self.log = log

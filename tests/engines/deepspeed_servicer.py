@@ -6,8 +6,9 @@ from MII), reads a request by MII's own rules (its GenerateParamsConfig, its unp
 Runs inside the engine environment: `python -P deepspeed_servicer.py FOLDER PORT [PACE_MS]`.
 
 1. One thread owns the model and gives each sequence one token in turn, a long prompt in pieces of PREFILL tokens: a
-   new request waits for one round, never for an answer. Not batched: on a CPU this small a model gains little by it.
-2. Always greedy, whatever a request asks: the same prompt has the same answer each time, and tests compare answers.
+   new request waits for one round, never for an answer.
+2. Always greedy, whatever a request asks, and never batched, since what shares a batch changes the last bits: the same
+   prompt has the same answer each time, and tests compare answers.
 3. A stream is as MII's: a piece per token, incomplete characters held back, the last piece empty with the reason; the
    first prompt alone is answered. Not as MII's: stop strings are searched in the text and not taken for one token's
    name, and the end of sequence is not told as text.
@@ -50,7 +51,7 @@ from mii.grpc_related.proto.modelresponse_pb2_grpc import (  # type: ignore[impo
 from mii.grpc_related.task_methods import TextGenerationMethods  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase  # type: ignore[import-not-found]
 
-PREFILL = 256  # tokens of a prompt in one round: some 100 ms of SmolLM2 on one core
+PREFILL = 64  # tokens of a prompt in one round: some 200 ms of SmolLM2 on one core
 CONTEXT = 6  # tokens kept before the news when text is made of tokens: longer than any character
 HALF_A_CHARACTER = "\ufffd"
 TEST_SERVICE = "sidecar.tests.Engine"
@@ -127,9 +128,9 @@ class Engine:
     def __init__(self, folder: Path, pace_s: float) -> None:
         """Loads the model; returns when it is ready."""
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # bfloat16 is slower on most CPUs
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
         self._positions: int = model.config.max_position_embeddings
-        self._model = deepspeed.init_inference(model, dtype=torch.float32, replace_with_kernel_inject=False)
+        self._model = deepspeed.init_inference(model, dtype=model.dtype, replace_with_kernel_inject=False)
         self._pace_s = pace_s
         self._arrivals: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
         self._running: list[Sequence] = []

@@ -10,10 +10,8 @@ Why a script and not `pip install deepspeed-mii`, the obvious way:
 Two models, for two purposes: the tiny one of make_tiny_model.py, whose streams last as long as a test wants, in this
 environment; and SmolLM2, which really answers, in the folder that the engines share (make_smollm2.py).
 
-Run it from the repository root with any Python >= 3.11: `python -m tests.engines.install_deepspeed`; as a module, since
-as a script it would have its own folder searched, where a launcher is called as DeepSpeed itself. A second run finds
-the stamp of the first and returns at once. Needs about 2 GB of disk and two minutes; `DEEPSPEED_VENV` names another
-place than `.venv-deepspeed` in the repository root.
+Run it with any Python >= 3.11. A second run finds the stamp of the first and returns at once. Needs about 2 GB of disk
+and two minutes; `DEEPSPEED_VENV` names another place than `.venv-deepspeed` in the repository root.
 """
 
 import os
@@ -22,7 +20,12 @@ import sys
 import time
 from pathlib import Path
 
-from tests.engines import make_smollm2
+REPOSITORY = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    # As a script it must find the package, and not its own folder: a launcher there is called as DeepSpeed itself.
+    sys.path[0] = str(REPOSITORY)
+
+from tests.engines import make_smollm2  # noqa: E402 (the line above decides where it is found)
 
 DEEPSPEED_VERSION = "0.19.8"  # this and the next: what the adapter's wire was captured from
 MII_VERSION = "0.3.3"  # the last release
@@ -30,7 +33,6 @@ TORCH_VERSION = "2.13.0"
 TRANSFORMERS_VERSION = "5.19.0"
 UNNAMED = ("pydantic-settings", "requests", "uvicorn")
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_SCRIPT = Path(__file__).resolve().parent / "make_tiny_model.py"
 STAMP = f"deepspeed=={DEEPSPEED_VERSION} deepspeed-mii=={MII_VERSION} torch=={TORCH_VERSION} layout=1\n"
 
@@ -54,7 +56,6 @@ def main() -> None:
         _install(venv)
         _run("make the tiny model", python, "-P", MODEL_SCRIPT, tiny_dir())
         stamp.write_text(STAMP, encoding="utf-8")
-    os.environ["PYTHONSAFEPATH"] = "1"  # for what `ensure` runs as a script: the same folder is not to be searched
     make_smollm2.ensure(python)
     print(f"DeepSpeed {DEEPSPEED_VERSION} with MII {MII_VERSION} is ready in {venv}", flush=True)
 
