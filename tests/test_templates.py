@@ -1,0 +1,154 @@
+"""Chat templates on disk: read with the policy, kept through what goes wrong, never read by a request."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from sidecar.kernel.errors import SidecarError
+from sidecar.policy.schema import Endpoint, Service, Snapshot
+from sidecar.templates import Templates
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+
+
+def naming(*paths: Path | str, version: int = 1) -> Snapshot:
+    endpoints = tuple(
+        Endpoint(url=f"http://10.0.0.{index}:1", engine="triton", chat_template=str(path))
+        for index, path in enumerate(paths)
+    )
+    return Snapshot(version=version, services=(Service(name="s", endpoints=endpoints),))
+
+
+def written(folder: Path, source: str = "{{ messages[0].content }}|", **files: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
+    for name, text in files.items():
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    return folder
+
+
+def prompt(templates: Templates, path: Path | str) -> str | None:
+    template = templates.of(str(path))
+    return None if template is None else template.render(CHAT)
+
+
+@pytest.fixture
+def templates() -> Templates:
+    return Templates(lambda: 0.0)
+
+
+def test_folder_and_file_are_read_and_what_is_good_gives_no_warning(templates: Templates, tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", "{{ bos_token }}hi", tokenizer_config='{"bos_token": "<s>"}')
+    other = tmp_path / "model" / "other.jinja"
+    other.write_text("{{ bos_token }}other")
+    alone = tmp_path / "alone.jinja"
+    alone.write_text("[{{ bos_token }}]")
+    snapshot = naming(folder, other, alone, "")
+    assert templates.read(snapshot) is snapshot
+    assert [prompt(templates, path) for path in (folder, other, alone)] == ["<s>hi", "<s>other", "[]"]
+    assert templates.of("") is None
+    assert templates.why_not("") == "its endpoint has no chat_template"
+
+
+BAD = [
+    pytest.param(lambda path: None, "cannot be read: No such file or directory", id="missing"),
+    pytest.param(lambda path: path.mkdir(), "there is no chat template", id="empty folder"),
+    pytest.param(lambda path: path.write_text("\n{{"), "chat_template.jinja: line 2: ", id="no template"),
+    pytest.param(lambda path: written(path, tokenizer_config="{"), "tokenizer_config.json: ", id="no configuration"),
+    pytest.param(os.mkfifo, "cannot be read: not a file", id="pipe"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), BAD)
+def test_bad_one_is_a_warning_and_a_reason(templates: Templates, tmp_path: Path, make: Any, why: str) -> None:
+    path, good = tmp_path / "model", written(tmp_path / "good")
+    make(path)
+    told = templates.read(naming(path, good)).warnings
+    assert len(told) == 1
+    assert told[0].startswith(f"chat_template {path}: ")
+    assert why in told[0]
+    assert templates.of(str(path)) is None
+    assert templates.why_not(str(path)).startswith(f"its chat_template {path}: ")
+    assert why in templates.why_not(str(path))
+    assert prompt(templates, good) == "hi|"
+
+
+def test_warnings_of_the_policy_stay(templates: Templates, tmp_path: Path) -> None:
+    snapshot = Snapshot(version=1, services=naming(tmp_path / "none").services, warnings=("there",))
+    assert templates.read(snapshot).warnings[0] == "there"
+    assert len(templates.read(snapshot).warnings) == 2
+
+
+def test_change_is_seen_with_the_next_load_and_what_did_not_change_is_not_read(
+    templates: Templates, tmp_path: Path
+) -> None:
+    changing, same = written(tmp_path / "a", "1"), written(tmp_path / "b", "2")
+    templates.read(naming(changing, same))
+    before = templates.of(str(same))
+    written(changing, "changed")
+    assert prompt(templates, changing) == "1"
+    templates.read(naming(changing, same, version=2))
+    assert prompt(templates, changing) == "changed"
+    assert templates.of(str(same)) is before
+
+
+def test_changed_tokenizer_beside_it_is_a_change(templates: Templates, tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", "[{{ bos_token }}]")
+    templates.read(naming(folder))
+    written(folder, "[{{ bos_token }}]", special_tokens_map='{"bos_token": "<s>"}')
+    templates.read(naming(folder))
+    assert prompt(templates, folder) == "[<s>]"
+
+
+def test_good_one_that_went_bad_stays_with_a_warning_until_it_is_good_again(
+    templates: Templates, tmp_path: Path
+) -> None:
+    folder = written(tmp_path / "a", "1")
+    templates.read(naming(folder))
+    written(folder, "{{")
+    for _ in range(2):
+        (warning,) = templates.read(naming(folder)).warnings
+        assert "chat_template.jinja: line 1: " in warning
+        assert warning.endswith("; the one that was read before stays")
+        assert prompt(templates, folder) == "1"
+    written(folder, "2")
+    assert not templates.read(naming(folder)).warnings
+    assert prompt(templates, folder) == "2"
+
+
+def test_templates_of_the_policy_before_stay_one_reading_longer(templates: Templates, tmp_path: Path) -> None:
+    old, new, next_ = (written(tmp_path / name, name) for name in ("old", "new", "next"))
+    templates.read(naming(old))
+    templates.read(naming(new))  # not applied yet: requests still go by the policy before
+    assert [prompt(templates, path) for path in (old, new, next_)] == ["old", "new", None]
+    templates.read(naming(next_))
+    assert [prompt(templates, path) for path in (old, new, next_)] == [None, "new", "next"]
+    assert "has not been read" in templates.why_not(str(old))
+
+
+async def test_request_never_waits_for_the_disk(templates: Templates, tmp_path: Path) -> None:
+    folder, bad = written(tmp_path / "a"), tmp_path / "none"
+    templates.read(naming(folder, bad))
+    with blockbuster_ctx():
+        assert prompt(templates, folder) == "hi|"
+        assert templates.of(str(bad)) is None
+        assert "none" in templates.why_not(str(bad))
+        with pytest.raises(SidecarError):
+            template = templates.of(str(folder))
+            assert template is not None
+            template.render([{}])
+
+
+def test_jinja_is_not_loaded_where_no_policy_names_a_template() -> None:
+    script = (
+        "import sys, sidecar.main; from sidecar.policy.schema import Snapshot; "
+        "from sidecar.templates import Templates; "
+        "Templates(lambda: 0.0).read(Snapshot(version=1, services=())); print('jinja2' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == "False"
