@@ -71,8 +71,8 @@ class Ask:
 
     `model`: the client's name for it, which the answer names; `engine_model`: the engine's. `prompt`: what is to be
     completed, a chat's already through its template where the front has none (empty for a chat that its front makes a
-    prompt of). `max_tokens`: None where the engine's default holds. `usage`: a stream's usage is wanted. `request_id`
-    is safe in a header and in JSON. `created`: seconds since the epoch.
+    prompt of), `prompt_size` its characters. `max_tokens`: None where the engine's default holds. `usage`: a stream's
+    usage is wanted. `request_id` is safe in a header and in JSON. `created`: seconds since the epoch.
     """
 
     __slots__ = (
@@ -83,6 +83,7 @@ class Ask:
         "max_tokens",
         "model",
         "prompt",
+        "prompt_size",
         "request_id",
         "stream",
         "usage",
@@ -100,8 +101,17 @@ class Ask:
         self.prompt = prompt
         self.request_id = request_id
         self.stream = call.stream
+        self.prompt_size = len(prompt) or sum(len(text_of(each.get("content"))) for each in body.messages or [])
         options = body.stream_options
-        self.usage = call.stream and options is not None and _is_set(options.include_usage)
+        self.usage = call.stream and options is not None and is_set(options.include_usage)
+
+    def sent(self) -> None:
+        """It was put into an engine's words: what it asked, perhaps megabytes, is let go while the answer flows."""
+        self.body = _NOTHING
+        self.prompt = ""
+
+
+_NOTHING: Final = Body()
 
 
 def read_body(data: bytes) -> Body:
@@ -143,14 +153,29 @@ def needs_of(api: Api, n: int, body: Body | None) -> frozenset[str]:
         needs.add("logit_bias")
     if body.modalities is not None and body.modalities != ["text"]:
         needs.add("modalities")
-    if _is_set(body.echo):
+    if is_set(body.echo):
         needs.add("echo")
     if body.suffix:
         needs.add("suffix")
     if isinstance(body.prompt, list) and not (len(body.prompt) == 1 and isinstance(body.prompt[0], str)):
         needs.add("prompt")
-    if body.messages is not None and any(_has_media(message) for message in body.messages):
-        needs.add("content")
+    if body.messages is not None:
+        if any(_has_media(message) for message in body.messages):
+            needs.add("content")
+        if any(message.get("tool_calls") for message in body.messages):
+            needs.add("tool_calls")
+    if isinstance(body.stop, list) and len(body.stop) > 1:
+        needs.add("stop")
+    for name, value, nothing in (
+        ("presence_penalty", body.presence_penalty, 0.0),
+        ("frequency_penalty", body.frequency_penalty, 0.0),
+        ("repetition_penalty", body.repetition_penalty, 1.0),
+        ("min_p", body.min_p, 0.0),
+    ):
+        if value is not None and _number(value) != nothing:
+            needs.add(name)
+    if is_set(body.ignore_eos):
+        needs.add("ignore_eos")
     return frozenset(needs)
 
 
@@ -176,6 +201,11 @@ def prompt_of(body: Body) -> str:
     return prompt or ""
 
 
+def is_set(flag: object) -> bool:
+    """Whether a flag is true, as engines read one."""
+    return flag.lower() in ("true", "1", "on", "t", "y", "yes") if isinstance(flag, str) else bool(flag)
+
+
 def _has_media(message: dict[str, Any]) -> bool:
     content = message.get("content")
     return isinstance(content, list) and any(
@@ -188,10 +218,6 @@ def _part_text(part: object) -> str:
     if isinstance(part, dict):
         part = part.get("text")
     return part if isinstance(part, str) else ""
-
-
-def _is_set(flag: object) -> bool:
-    return flag.lower() in ("true", "1", "on", "t", "y", "yes") if isinstance(flag, str) else bool(flag)
 
 
 def _asks(logprobs: object) -> bool:

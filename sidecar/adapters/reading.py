@@ -208,5 +208,4 @@ class Reading:
 
 def estimated_tokens(ask: Ask) -> int:
     """A prompt's tokens where nobody counts them: a token for four characters, from 1 (English prose has 4.2)."""
-    size = len(ask.prompt) or sum(len(str(message.get("content") or "")) for message in ask.body.messages or [])
-    return max(1, (size + 3) // 4)
+    return max(1, (ask.prompt_size + 3) // 4)

@@ -24,7 +24,7 @@ from sidecar.core.detector import Detector
 from sidecar.core.models import matches
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName, VersionName
-from sidecar.policy.schema import Endpoint
+from sidecar.policy.schema import Endpoint, is_translated
 
 MAX_PARTS: Final = 128  # sets of nodes remembered for the models that only some have
 MANY: Final = 32  # up to this many nodes, finding out anew why nobody can serve costs less than the answer
@@ -52,7 +52,8 @@ class Node:
     late while they ran. `in_flight` is ours (whoever
     forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
     what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
-    `share` (0-1) is what it gets of what it would: less than 1 while its zone is turned down (`zone`).
+    `translated`: it does not speak the clients' API. `share` (0-1) is what it gets of what it would: less than 1 while
+    its zone is turned down (`zone`).
     """
 
     __slots__ = (
@@ -70,6 +71,7 @@ class Node:
         "reply_lines",
         "service",
         "share",
+        "translated",
         "version",
         "waiting",
     )
@@ -100,6 +102,7 @@ class Node:
     def use(self, endpoint: Endpoint) -> None:
         """Take what the policy says of the endpoint."""
         self.endpoint = endpoint
+        self.translated = is_translated(endpoint)
         self.version = VersionName(endpoint.version)
         self.reply_lines = b"x-sidecar-endpoint: %b\r\nx-sidecar-version: %b\r\n" % (
             self.key.encode(),

@@ -40,7 +40,7 @@ from sidecar.core.zone import ZoneTally
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.address import endpoint_key
-from sidecar.policy.schema import Adaptive, Deadlines, NodeBreaker, Service
+from sidecar.policy.schema import Adaptive, Deadlines, Engine, Front, NodeBreaker, Service, front_of
 
 MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold anything
 MAX_MODEL_NAME: Final = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
@@ -110,6 +110,7 @@ class ServiceState:
         "counted",
         "detection",
         "fallback",
+        "foreign",
         "hedge",
         "hedge_shadowed",
         "local_first",
@@ -141,6 +142,8 @@ class ServiceState:
         self.asked_at = -inf
         """When a request last wanted to be served here: who has none needs no probes."""
         self.nodes: dict[EndpointKey, Node] = {}
+        self.foreign: dict[tuple[Engine, Front, str], list[EndpointKey]] = {}
+        """Endpoints whose requests are translated, by engine, front and chat template; mostly there are none."""
         self.roster = Roster()
         self.split: tuple[tuple[VersionName, float], ...] = ()
         """The versions that may be chosen, with their parts; empty: no split, any version serves."""
@@ -219,6 +222,12 @@ class ServiceState:
             gone.detector = None
             gone.breaker.forget()
         self.nodes = nodes
+        self.foreign = {}
+        for node in nodes.values():
+            if node.translated:
+                endpoint = node.endpoint
+                kind = endpoint.engine, front_of(endpoint), endpoint.chat_template
+                self.foreign.setdefault(kind, []).append(node.key)
         if detection is not None:
             detection.size = len(nodes)
             detection.keep([node.detector for node in nodes.values() if node.detector is not None])

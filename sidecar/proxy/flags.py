@@ -30,6 +30,7 @@ _BY_REASON = MappingProxyType(
         Reason.NO_ENDPOINT: "UH",
         Reason.OVERLOADED: "RL",
         Reason.UNKNOWN_MODEL: "NR",
+        Reason.UNSUPPORTED: "NR",
         Reason.DRAINING: "SH",
         Reason.CLIENT_TIMEOUT: "DC",
     }

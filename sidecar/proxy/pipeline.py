@@ -27,9 +27,10 @@ from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.flags import flag_of
 from sidecar.proxy.forwarded import engine_head
-from sidecar.proxy.ports import Client, Connector, Recorder, RequestRecord
+from sidecar.proxy.ports import Client, Connector, NoTemplates, Recorder, RequestRecord, Templates
 from sidecar.proxy.probe import Probe, may_copy
 from sidecar.proxy.request import Request
+from sidecar.proxy.translated import TranslatedAttempt, Translation
 from sidecar.proxy.watchdog import Timers, Watchdog
 from sidecar.wire.call import API_BY_PATH, Call, read_call
 from sidecar.wire.headers import is_safe_id
@@ -68,7 +69,9 @@ class Pipeline:
         now_wall: Callable[[], float],
         new_id: Callable[[], bytes],
         on_crash: Callable[[BaseException], None],
+        templates: Templates | None = None,
     ) -> None:
+        self.templates = templates or NoTemplates()
         self.store = store
         self.fleet = fleet
         self.connector = connector
@@ -132,6 +135,7 @@ class Exchange:
         "_session_permit",
         "_status",
         "_total_at",
+        "_translation",
         "_trial",
         "_tried",
         "_waiting",
@@ -165,6 +169,7 @@ class Exchange:
         self._mark = b""
         self._prompt_bytes = 0
         self._trial: tuple[EndpointKey, ...] = ()
+        self._translation: Translation | None = None
         self._status = 0
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
@@ -344,6 +349,7 @@ class Exchange:
             pipeline.watchdog,
             pipeline.clock,
             pipeline.now_wall,
+            self._translation,
         )
         copy.start(self._request_id, self._client.peer, self._client.scheme, request)
         return other
@@ -356,7 +362,22 @@ class Exchange:
         if self._trial:
             self._tried = [key for key in service.nodes if key not in self._trial]
             self._deaf = list(self._tried)
+        if service.foreign and self._call is not None:
+            self._bar(service, self._call)
         service.budget.request(now)
+
+    def _bar(self, service: ServiceState, call: Call) -> None:
+        """Leave out the endpoints whose engines cannot be asked this."""
+        translation = self._translation
+        if translation is None:
+            pipeline = self._pipeline
+            translation = self._translation = Translation(
+                call, self._request.body, self._request_id.decode(), int(pipeline.now_wall()), pipeline.templates
+            )
+        for key in translation.barred(service):
+            if key not in self._tried:
+                self._tried.append(key)
+                self._deaf.append(key)
 
     def _fall_back(self, service: ServiceState, now: float) -> bool:
         """Turn to the fallback, once, if there is one."""
@@ -379,19 +400,36 @@ class Exchange:
         self._note(choice.permit)
         self._choice = choice
         self._attempts += 1
-        self._attempt = attempt = Attempt(
-            self,
-            request,
-            self._call,
-            self._client,
-            node,
-            pipeline.connector,
-            pipeline.clock,
-            pipeline.watchdog,
-            service.times,
-            self._total_at,
-        )
-        call = self._call
+        call, translation = self._call, self._translation
+        if translation is not None and translation.translates(node):
+            prepared = translation.prepare(node, request)
+            request = prepared.request
+            attempt: Attempt = TranslatedAttempt(
+                self,
+                prepared,
+                call,
+                self._client,
+                node,
+                pipeline.connector,
+                pipeline.clock,
+                pipeline.watchdog,
+                service.times,
+                self._total_at,
+            )
+        else:
+            attempt = Attempt(
+                self,
+                request,
+                call,
+                self._client,
+                node,
+                pipeline.connector,
+                pipeline.clock,
+                pipeline.watchdog,
+                service.times,
+                self._total_at,
+            )
+        self._attempt = attempt
         if call is not None:
             attempt.expectation = evidence.expect(
                 service, node, choice.permit, call.model if call.stream else "", request.body_size, self._who.session
@@ -516,6 +554,10 @@ class Exchange:
         last = self._attempt
         if last is not None and last.ending is not None:
             self._finish(last, last.ending)
+            return
+        translation, service = self._translation, self._serving
+        if translation is not None and translation.why and service is not None and translation.bars_all(service):
+            self._refuse(translation.reason, translation.why, param=translation.param)
             return
         wait_s = None if unavailable.retry_at is None else max(0.0, unavailable.retry_at - now)
         self._refuse(unavailable.reason, _SAID.get(unavailable.reason, unavailable.reason.value), wait_s)
@@ -650,6 +692,7 @@ class Exchange:
         good = attempt.ending in (None, _COMPLETE) and head is not None and head.status < 400
         if self._home and session is not None and choice is not None and good:
             bind(session, choice, self._pipeline.clock())
+        self._translation = None  # it is not sent again, so what it asked need not be kept
         expectation, service = attempt.expectation, self._serving
         if expectation is not None and service is not None and attempt.first_token_at:
             first_at = attempt.first_token_at

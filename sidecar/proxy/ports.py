@@ -1,6 +1,6 @@
 """What the request path needs of the world, as Protocols, and the records it hands out at the end of things."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from sidecar.core.breaker import Transition
 from sidecar.core.poison import Condemned
@@ -163,6 +163,35 @@ class Recorder(Protocol):
 
     def malformed_upstream(self, endpoint: EndpointKey) -> None:
         """Bytes from an engine that are not HTTP, or bytes after an answer's end."""
+
+
+class Template(Protocol):
+    """Makes a prompt of a chat."""
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """The prompt. Raises `SidecarError` (`BAD_REQUEST`) for messages that the template refuses."""
+
+
+class Templates(Protocol):
+    """The chat templates that the policy in force names. Read before, never on a request's way."""
+
+    def of(self, path: str) -> Template | None:
+        """The template of a file or model folder as the policy writes it; None: there is none ("") or it is bad."""
+
+    def why_not(self, path: str) -> str:
+        """Why `of` gives None, in words for whoever asked for a chat."""
+
+
+class NoTemplates:
+    """Where no policy names any."""
+
+    __slots__ = ()
+
+    def of(self, path: str) -> Template | None:
+        return None
+
+    def why_not(self, path: str) -> str:
+        return "its endpoint has no chat_template"
 
 
 class Client(Protocol):

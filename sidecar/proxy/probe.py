@@ -16,13 +16,14 @@ from sidecar.core import evidence
 from sidecar.core.balance import Choice
 from sidecar.core.breaker import Transition
 from sidecar.core.service import ServiceState
-from sidecar.kernel.errors import Refusal
+from sidecar.kernel.errors import Refusal, SidecarError
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.forwarded import engine_head
 from sidecar.proxy.ports import Connector, Recorder
 from sidecar.proxy.request import Request
+from sidecar.proxy.translated import TranslatedAttempt, Translation
 from sidecar.proxy.watchdog import Watchdog
 from sidecar.wire.call import Api, Call
 
@@ -34,6 +35,7 @@ COPIED: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.MESSAGES, Api.EMBEDDIN
 """What may be asked twice without a trace. A response (`/v1/responses`) may be stored under its id."""
 
 _FAILURE: Final = Result.FAILURE
+_IGNORED: Final = Result.IGNORED
 _SUCCESS: Final = Result.SUCCESS
 _OVERLOADED: Final = Result.OVERLOADED
 
@@ -55,6 +57,7 @@ class Probe:
         "_recorder",
         "_request",
         "_service",
+        "_translation",
         "_watchdog",
     )
 
@@ -69,8 +72,10 @@ class Probe:
         watchdog: Watchdog,
         clock: Callable[[], float],
         now_wall: Callable[[], float],
+        translation: Translation | None = None,
     ) -> None:
         self._service = service
+        self._translation = translation
         self._choice = choice
         self._request = request.copy()
         self._call = call
@@ -86,19 +91,43 @@ class Probe:
         times = service.times
         # An answer that is no stream is told by its end alone, and that has a deadline.
         most_s = min(times.total_s, times.first_token_s + PROBE_S) if call.stream else times.total_s
+        until = self._clock() + most_s
+        translation = self._translation
         # The attempt knows us and we not the attempt: a circle would be left to the garbage collector.
-        attempt = Attempt(
-            self,
-            self._request,
-            call,
-            _Nobody(),
-            node,
-            self._connector,
-            self._clock,
-            self._watchdog,
-            times,
-            self._clock() + most_s,
-        )
+        if translation is not None and translation.translates(node):
+            try:
+                prepared = translation.prepare(node, self._request)
+            except SidecarError:
+                # It cannot be put into this engine's words: nobody was asked, and nothing was learnt.
+                self._tell(permit.moved)
+                self._tell(node.breaker.record(permit, _IGNORED, self._clock()))
+                return
+            request = prepared.request
+            attempt: Attempt = TranslatedAttempt(
+                self,
+                prepared,
+                call,
+                Nobody(),
+                node,
+                self._connector,
+                self._clock,
+                self._watchdog,
+                times,
+                until,
+            )
+        else:
+            attempt = Attempt(
+                self,
+                self._request,
+                call,
+                Nobody(),
+                node,
+                self._connector,
+                self._clock,
+                self._watchdog,
+                times,
+                until,
+            )
         head = engine_head(request, request_id, peer, scheme, node.key)
         node.in_flight += 1
         try:
@@ -164,7 +193,7 @@ class Probe:
             self._recorder.transition(transition)
 
 
-class _Nobody:
+class Nobody:
     """A client that takes everything and wants nothing."""
 
     __slots__ = ("peer",)

@@ -75,6 +75,7 @@ class Request:
         twin.api, twin.held, twin.body, twin.body_size = self.api, self.held, self.body, self.body_size
         twin.content_length, twin.chunked, twin.complete = self.content_length, self.chunked, self.complete
         twin.trailers, twin.host = self.trailers, self.host
+        twin.forwarded_for, twin.forwarded_proto = self.forwarded_for, self.forwarded_proto
         return twin
 
     @property

@@ -1,0 +1,246 @@
+"""An attempt at an engine that does not speak OpenAI's API: asked in its own words, read as if it had used ours.
+
+The ordinary attempt does all the rest. It is handed an answer as a vLLM would have sent it, so deadlines, what is held
+before it is committed, how an answer is judged and what the client is told are the same for every engine:
+
+1. What the client asks is read once per request (`Translation`) and put into the engine's words once per attempt, for
+   the next one may be at another engine.
+2. A head goes on when the client's status is known: with a stream at once, otherwise when the engine has said all. An
+   answer that is collected (the engine streams, the client does not) is watched by its tokens: as long as they come, it
+   may take as long as a stream may.
+3. What an engine cannot do keeps it out of the choice (`Translation.barred`), before anybody is asked.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from sidecar.adapters import TRANSLATORS
+from sidecar.adapters.ask import Ask, Body, messages_of, needs_of, prompt_of, read_body
+from sidecar.adapters.dialect import Translator
+from sidecar.adapters.reading import Reading
+from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState, Times
+from sidecar.kernel.errors import Reason, SidecarError
+from sidecar.kernel.exchange import ResponseHead
+from sidecar.kernel.ids import EndpointKey
+from sidecar.kernel.outcome import Ending
+from sidecar.policy.schema import front_of
+from sidecar.proxy.attempt import Attempt, Owner, Phase
+from sidecar.proxy.ports import Client, Connector, Templates
+from sidecar.proxy.request import Request
+from sidecar.proxy.watchdog import Watchdog
+from sidecar.wire.call import Api, Call
+from sidecar.wire.refusal import PHRASES
+
+_CHAT: Final = Api.CHAT
+_COMPLETIONS: Final = Api.COMPLETIONS
+_OTHER: Final = Api.OTHER
+_WAITING: Final = Phase.WAITING
+_DONE: Final = Phase.DONE
+
+_OURS: Final = frozenset({b"content-type", b"content-encoding", b"accept", b"accept-encoding"})
+"""What a client says of its body and of the answers it takes: the engine gets another body, and its answer is read."""
+
+
+class Translation:
+    """One request, to be put into engines' words.
+
+    `why` says what the endpoints that `barred` named last cannot do, `param` which field asks for it.
+    """
+
+    __slots__ = ("_body", "_call", "_created", "_needs", "_request_id", "_templates", "_unreadable", "param", "why")
+
+    def __init__(self, call: Call, data: bytes, request_id: str, created: int, templates: Templates) -> None:
+        self._call = call
+        self._request_id = request_id
+        self._created = created
+        self._templates = templates
+        self._body: Body | None = None
+        self._unreadable = ""
+        self.why = ""
+        self.param: str | None = None
+        if call.api is _CHAT or call.api is _COMPLETIONS:
+            try:
+                self._body = read_body(data)
+            except SidecarError as exc:
+                self._unreadable = exc.detail
+        self._needs = needs_of(call.api, call.n, self._body) if not self._unreadable else frozenset[str]()
+
+    def barred(self, service: ServiceState) -> list[EndpointKey]:
+        """The endpoints of `service` that cannot be asked this."""
+        barred: list[EndpointKey] = []
+        if self._call.api is _OTHER:
+            return barred  # an engine's own paths go by as they are
+        for (engine, front, template), keys in service.foreign.items():
+            if not self._can(TRANSLATORS[(engine, front)], template):
+                barred.extend(keys)
+        return barred
+
+    def _can(self, translator: Translator, template: str) -> bool:
+        if self._unreadable:
+            self.why = self._unreadable
+            return False
+        for need in self._needs:
+            if need == "chat":
+                if translator.applies_template or self._templates.of(template) is not None:
+                    continue
+                self.why = f"{translator.name} takes no chats: {self._templates.why_not(template)}"
+                self.param = "messages"
+                return False
+            lack = translator.lacks.get(need)
+            if lack is not None:
+                self.why = f"{translator.name} cannot do this: {lack}"
+                self.param = need
+                return False
+        return True
+
+    def bars_all(self, service: ServiceState) -> bool:
+        """Whether nobody in `service` can be asked this."""
+        return len(self.barred(service)) >= len(service.nodes)
+
+    @property
+    def reason(self) -> Reason:
+        """Why nobody can be asked."""
+        return Reason.BAD_REQUEST if self._unreadable else Reason.UNSUPPORTED
+
+    def translates(self, node: Node) -> bool:
+        """Whether `node` has to be asked in other words."""
+        return node.translated and self._body is not None
+
+    def prepare(self, node: Node, request: Request) -> "Prepared":
+        """The request as `node` is to get it. Raises `SidecarError` where a value or a chat's template forbids it."""
+        endpoint, body = node.endpoint, self._body
+        assert body is not None
+        translator = TRANSLATORS[(endpoint.engine, front_of(endpoint))]
+        if self._call.api is not _CHAT:
+            prompt = prompt_of(body)
+        elif translator.applies_template:
+            prompt = ""
+        else:
+            template = self._templates.of(endpoint.chat_template)
+            if template is None:
+                raise SidecarError(Reason.UNSUPPORTED, "local", self._templates.why_not(endpoint.chat_template))
+            prompt = template.render(messages_of(body))
+        ask = Ask(
+            self._call,
+            body,
+            engine_model=endpoint.engine_model,
+            prompt=prompt,
+            request_id=self._request_id,
+            created=self._created,
+        )
+        outgoing = translator.outgoing(ask)
+        twin = request.copy()
+        twin.target = outgoing.target
+        twin.body = outgoing.body
+        twin.lines = [line for line in request.lines if line[: line.index(b":")].lower() not in _OURS]
+        twin.lines.append(b"content-type: application/json\r\n")
+        twin.trailers = []
+        ask.sent()
+        return Prepared(request, twin, translator.reading(ask))
+
+
+class Prepared:
+    """A request, the same in an engine's words, and who reads the answer."""
+
+    __slots__ = ("original", "reading", "request")
+
+    def __init__(self, original: Request, request: Request, reading: Reading) -> None:
+        self.original = original
+        self.request = request
+        self.reading = reading
+
+
+class TranslatedAttempt(Attempt):
+    """One attempt in an engine's own words."""
+
+    __slots__ = ("_engine_answer", "_original", "_reading")
+
+    def __init__(
+        self,
+        owner: Owner,
+        prepared: Prepared,
+        call: Call | None,
+        client: Client,
+        node: Node,
+        connector: Connector,
+        clock: Callable[[], float],
+        watchdog: Watchdog,
+        times: Times,
+        total_at: float,
+    ) -> None:
+        super().__init__(owner, prepared.request, call, client, node, connector, clock, watchdog, times, total_at)
+        self._original = prepared.original
+        self._reading = prepared.reading
+        self._engine_answer: ResponseHead | None = None
+
+    # What the link calls.
+
+    def on_head(self, head: ResponseHead) -> None:
+        self._engine_answer = head
+        if head.encoded:
+            self.detail = "the engine's answer is compressed, though it was not asked to be"
+            self._end(Ending.BAD_BYTES)
+            return
+        reading = self._reading
+        reading.head(head.status, head.content_type)
+        if reading.status:
+            super().on_head(self._client_head(None))
+
+    def on_body(self, data: bytes) -> None:
+        reading = self._reading
+        tokens = reading.tokens
+        out = reading.feed(data)
+        if self.phase is _WAITING:
+            if reading.tokens != tokens:
+                self._collected()
+        elif out:
+            super().on_body(out)
+
+    def on_end(self, trailers: list[bytes]) -> bool:
+        reading = self._reading
+        out = reading.end()
+        if self.phase is _WAITING:
+            super().on_head(self._client_head(len(out)))
+        if out and self.phase is not _DONE:
+            super().on_body(out)
+        return self.phase is not _DONE and super().on_end([])
+
+    def on_lost(self) -> None:
+        if self.phase is _WAITING and self._engine_answer is not None:
+            self._link = None
+            self.detail = "the engine's answer broke off"
+            self._end(Ending.TRUNCATED)
+        else:
+            super().on_lost()
+
+    # Our own.
+
+    def _commit(self) -> None:
+        self._original.body = b""
+        super()._commit()
+
+    def _collected(self) -> None:
+        """Tokens came of an answer that is collected; nothing went to the client, so it may still go elsewhere."""
+        self._watch(self._clock() + self._times.token_gap_s, Ending.HEAD_TIMEOUT)
+
+    def _client_head(self, length: int | None) -> ResponseHead:
+        engine, reading = self._engine_answer, self._reading
+        status, media_type = reading.status, reading.media_type
+        streams = media_type == b"text/event-stream"
+        lines = [b"content-type: text/event-stream; charset=utf-8\r\n" if streams else _JSON_LINE]
+        retry_after = engine.retry_after if engine is not None else ()
+        lines.extend(b"%b: %b\r\n" % header for header in retry_after)
+        return ResponseHead(
+            status,
+            PHRASES.get(status, b"OK" if status == 200 else b"Error"),
+            lines,
+            media_type,
+            None if streams else length,
+            False,
+            b"",
+            retry_after,
+        )
+
+
+_JSON_LINE: Final = b"content-type: application/json\r\n"

@@ -1,0 +1,334 @@
+"""Requests for engines that speak otherwise: over real sockets, with engines that answer as the real ones did."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from sidecar.adapters import TRANSLATORS
+from sidecar.policy.schema import FRONTS, Endpoint, Retry, Seconds, is_translated
+from tests.harness import Peer, Script, Upstream, answers, chunked, request
+from tests.under_test import (
+    DONE,
+    JSON,
+    PATIENT,
+    chat,
+    endpoint,
+    error_body,
+    event,
+    json_answer,
+    node_breaker,
+    refusal,
+    service,
+    sidecar,
+    stream_head,
+)
+
+COMPLETIONS = b"/v1/completions"
+
+
+def completion(*, stream: bool, prompt: str = "hi", **more: object) -> bytes:
+    """A text completion request."""
+    body = {"model": "m", "stream": stream, "prompt": prompt, "max_tokens": 8} | more
+    return request(COMPLETIONS, method=b"POST", headers=[JSON], body=msgspec.json.encode(body))
+
+
+def said(text: bytes) -> bytes:
+    """An event of Triton's generate_stream."""
+    return event(b'{"model_name":"m","model_version":"1","text_output":"%b"}' % text)
+
+
+WORDS = [said(b" tok%d" % number) for number in range(3)]
+
+
+def triton(upstream: Upstream, **changes: object) -> Endpoint:
+    return endpoint(upstream, engine="triton", **changes)
+
+
+def texts(body: bytes) -> list[str]:
+    """The texts of a completions stream."""
+    found = []
+    for block in body.split(b"\n\n"):
+        data = block.removeprefix(b"data: ")
+        if data and data != b"[DONE]":
+            found.extend(choice["text"] for choice in msgspec.json.decode(data)["choices"])
+    return found
+
+
+def plays(*reads: bytes, end: bool = True) -> Script:
+    """An engine that streams these events to each request, one HTTP chunk each."""
+    return answers(stream_head() + chunked(*reads, end=end))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "triton", "deepspeed"])
+def test_every_front_has_a_translator_or_needs_none(engine: str) -> None:
+    for front in FRONTS[engine]:  # type: ignore[index]
+        translated = is_translated(Endpoint(url="http://a:1", engine=engine, front=front))  # type: ignore[arg-type]
+        assert ((engine, front) in TRANSLATORS) == translated
+
+
+async def test_a_stream_is_asked_in_the_engines_words_and_answered_in_ours(split: bool) -> None:
+    async with (
+        Upstream(plays(*WORDS), split=split) as upstream,
+        sidecar(service(triton(upstream))) as proxy,
+        proxy.client(split=split) as client,
+    ):
+        got = await client.ask(completion(stream=True))
+        sent = upstream.requests[0]
+    assert sent.start == b"POST /v2/models/m/generate_stream HTTP/1.1"
+    assert msgspec.json.decode(sent.body)["text_input"] == "hi"
+    assert (got.status, got.header(b"content-type")) == (200, b"text/event-stream; charset=utf-8")
+    assert texts(got.body) == [" tok0", " tok1", " tok2", ""]
+    assert got.body.endswith(DONE)
+    assert got.header(b"x-sidecar-endpoint") == upstream.key.encode()
+
+
+async def test_a_client_that_does_not_stream_gets_what_was_streamed_as_one_answer(split: bool) -> None:
+    async with (
+        Upstream(plays(*WORDS), split=split) as upstream,
+        sidecar(service(triton(upstream))) as proxy,
+        proxy.client(split=split) as client,
+    ):
+        got = await client.ask(completion(stream=False))
+        again = await client.ask(completion(stream=False))
+        assert upstream.requests[0].start == b"POST /v2/models/m/generate_stream HTTP/1.1"
+        assert len(upstream.connections) == 1
+    assert (got.status, got.header(b"content-type")) == (200, b"application/json")
+    assert msgspec.json.decode(got.body)["choices"][0]["text"] == " tok0 tok1 tok2"
+    assert got.framing == again.framing == "length"
+
+
+async def test_what_the_client_says_of_its_body_and_of_answers_stays_here() -> None:
+    headers = [JSON, b"Accept-Encoding: gzip", b"Accept: text/event-stream", b"Authorization: Bearer x", b"X-A: b"]
+    body = msgspec.json.encode({"model": "m", "prompt": "hi", "stream": True})
+    async with Upstream(plays(*WORDS)) as upstream, sidecar(service(triton(upstream))) as proxy:
+        await proxy.once(request(COMPLETIONS, method=b"POST", headers=headers, body=body))
+        sent = upstream.requests[0]
+    assert not [name for name, _ in sent.headers if name.lower() in (b"accept", b"accept-encoding")]
+    assert [value for name, value in sent.headers if name.lower() == b"content-type"] == [b"application/json"]
+    assert sent.header(b"Authorization") == b"Bearer x"
+    assert sent.header(b"X-A") == b"b"
+    assert int(sent.header(b"content-length")) == len(sent.body)
+
+
+async def test_the_engines_own_paths_go_by_untouched() -> None:
+    body = b'{"text_input":"hi","whatever":1}'
+    async with (
+        Upstream(answers(json_answer(b'{"text_output":"x"}'))) as upstream,
+        sidecar(service(triton(upstream))) as proxy,
+    ):
+        got = await proxy.once(request(b"/v2/models/m/generate", method=b"POST", headers=[JSON], body=body))
+        assert upstream.requests[0].body == body
+    assert (got.status, got.body) == (200, b'{"text_output":"x"}')
+
+
+async def test_an_error_under_a_lying_status_is_told_with_the_right_one() -> None:
+    dead = json_answer(b"""{"error":"Stub process 'm_0_0' is not healthy."}""", b"400 Bad Request")
+    async with (
+        Upstream(answers(dead)) as upstream,
+        sidecar(service(triton(upstream), breakers=node_breaker())) as proxy,
+    ):
+        got = await proxy.once(completion(stream=False))
+        assert got.status == 500
+        assert b"not healthy" in got.body
+        assert msgspec.json.decode(got.body)["error"]["code"] == 500
+        assert refusal(await proxy.once(completion(stream=False)))[1] == "breaker_open"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_before_the_first_token_goes_elsewhere(stream: bool) -> None:
+    broken = event(b'{"error":"engine exploded mid-stream"}')
+    async with (
+        Upstream(answers(stream_head(b"400 Bad Request") + chunked(broken))) as bad,
+        Upstream(plays(*WORDS)) as good,
+        sidecar(service(triton(bad, version="a"), triton(good, version="b"), retry=Retry(attempts=2))) as proxy,
+    ):
+        for _ in range(8):
+            got = await proxy.once(completion(stream=stream))
+            assert got.status == 200
+        assert bad.requests
+    assert b"tok2" in got.body
+
+
+async def test_an_error_in_the_middle_ends_the_stream_without_a_good_end() -> None:
+    async with (
+        Upstream(plays(*WORDS, event(b'{"error":"engine exploded mid-stream"}'))) as upstream,
+        sidecar(service(triton(upstream), breakers=node_breaker())) as proxy,
+    ):
+        got = await proxy.once(completion(stream=True))
+        assert got.status == 200
+        assert b"engine exploded" in got.body
+        assert DONE not in got.body
+        assert refusal(await proxy.once(completion(stream=True)))[1] == "breaker_open"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stream_that_breaks_off_is_no_answer(stream: bool) -> None:
+    async def breaks(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(stream_head() + chunked(*WORDS, end=False))
+        await peer.settled()
+        peer.reset()
+
+    async with Upstream(breaks) as upstream, sidecar(service(triton(upstream), breakers=node_breaker())) as proxy:
+        got = await proxy.once(completion(stream=stream))
+        assert got.status == (200 if stream else 502)
+        assert b"upstream_truncated" in got.body
+        assert DONE not in got.body
+        assert refusal(await proxy.once(completion(stream=stream)))[1] == "breaker_open"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_the_engines_stream(stream: bool) -> None:
+    gone = asyncio.Event()
+
+    async def goes_on(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(stream_head() + chunked(WORDS[0], end=False))
+        await peer.gone()
+        gone.set()
+
+    async with Upstream(goes_on) as upstream, sidecar(service(triton(upstream))) as proxy:
+        async with proxy.client() as client:
+            await client.send(completion(stream=stream))
+            await upstream_asked(upstream)
+            if stream:
+                await client.seen(b"tok0")
+        await asyncio.wait_for(gone.wait(), 5)
+
+
+async def upstream_asked(upstream: Upstream) -> None:
+    while not upstream.requests:
+        await asyncio.sleep(0.002)
+
+
+async def test_an_answer_that_is_collected_may_take_as_long_as_its_tokens_come() -> None:
+    deadlines = msgspec.structs.replace(PATIENT, head_s=Seconds(0.3), token_gap_s=Seconds(5))
+
+    async def slow(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(stream_head())
+        for word in WORDS:
+            await peer.send(chunked(word, end=False))
+            await asyncio.sleep(0.2)
+        await peer.send(b"0\r\n\r\n")
+
+    async with Upstream(slow) as upstream, sidecar(service(triton(upstream), deadlines=deadlines)) as proxy:
+        assert (await proxy.once(completion(stream=False))).status == 200
+
+
+async def test_an_answer_that_is_collected_and_stops_is_given_up() -> None:
+    deadlines = msgspec.structs.replace(PATIENT, token_gap_s=Seconds(0.1))
+
+    async def stalls(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(stream_head() + chunked(WORDS[0], end=False))
+        await peer.gone()
+
+    async with Upstream(stalls) as upstream, sidecar(service(triton(upstream), deadlines=deadlines)) as proxy:
+        assert refusal(await proxy.once(completion(stream=False)))[:2] == (504, "head_timeout")
+
+
+async def test_a_compressed_answer_is_none() -> None:
+    zipped = json_answer(b"\x1f\x8b123", headers=[b"content-encoding: gzip"])
+    async with Upstream(answers(zipped)) as upstream, sidecar(service(triton(upstream))) as proxy:
+        assert refusal(await proxy.once(completion(stream=False)))[:2] == (502, "upstream_protocol")
+
+
+# --- what an engine cannot do -----------------------------------------------------------------------------------------
+
+
+LACKED = [
+    pytest.param({"n": 2}, "n", id="n"),
+    pytest.param({"logprobs": 1}, "logprobs", id="logprobs"),
+    pytest.param({"response_format": {"type": "json_object"}}, "response_format", id="response_format"),
+    pytest.param({"prompt": ["a", "b"]}, "prompt", id="prompts"),
+    pytest.param({"prompt": [1, 2]}, "prompt", id="token-ids"),
+    pytest.param({"echo": True}, "echo", id="echo"),
+    pytest.param({"logit_bias": {"1": 2}}, "logit_bias", id="logit_bias"),
+]
+
+
+@pytest.mark.parametrize(("field", "param"), LACKED)
+async def test_what_no_engine_can_do_is_a_clear_400(field: dict[str, object], param: str) -> None:
+    async with Upstream(plays(*WORDS)) as upstream, sidecar(service(triton(upstream))) as proxy:
+        got = await proxy.once(completion(stream=False, **field))
+        assert refusal(got) == (400, "unsupported", "unsupported")
+        error = msgspec.json.decode(got.body)["error"]
+        assert error["param"] == param
+        assert "Triton" in error["message"]
+        assert upstream.connections == []
+
+
+@pytest.mark.parametrize(("field", "param"), LACKED)
+async def test_what_one_engine_cannot_do_another_does(field: dict[str, object], param: str) -> None:
+    async with (
+        Upstream(plays(*WORDS)) as lacks,
+        Upstream(answers(json_answer(b'{"choices":[{"text":"x","finish_reason":"stop"}]}'))) as can,
+        sidecar(service(triton(lacks), endpoint(can))) as proxy,
+    ):
+        for _ in range(6):
+            got = await proxy.once(completion(stream=False, **field))
+            assert (got.status, got.header(b"x-sidecar-endpoint")) == (200, can.key.encode())
+        assert lacks.connections == []
+
+
+@pytest.mark.parametrize("path", [b"/v1/embeddings", b"/v1/responses", b"/v1/messages"])
+async def test_an_api_that_no_engine_speaks_is_a_clear_400(path: bytes) -> None:
+    body = b'{"model":"m","input":"x"}'
+    async with Upstream(plays(*WORDS)) as upstream, sidecar(service(triton(upstream))) as proxy:
+        got = await proxy.once(request(path, method=b"POST", headers=[JSON], body=body))
+        assert refusal(got)[:2] == (400, "unsupported")
+        assert upstream.connections == []
+
+
+async def test_a_chat_needs_a_template_where_the_front_has_none() -> None:
+    async with Upstream(plays(*WORDS)) as upstream, sidecar(service(triton(upstream))) as proxy:
+        got = await proxy.once(chat(stream=False))
+        assert refusal(got)[:2] == (400, "unsupported")
+        assert b"chat_template" in got.body
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model":"m","prompt":"x","stop":[1]}', b'{"model":"m","prompt":{}}', b'{"model":"m","prompt":3}']
+)
+async def test_a_body_that_cannot_be_read_is_a_bad_request_unless_an_engine_may_judge_it(body: bytes) -> None:
+    asked = request(COMPLETIONS, method=b"POST", headers=[JSON], body=body)
+    refused = json_answer(error_body(b"bad", b"400", b"BadRequestError"), b"400 Bad Request")
+    async with (
+        Upstream(plays(*WORDS)) as translated,
+        Upstream(answers(refused)) as judge,
+        sidecar(
+            service(triton(translated), name="t", models=("m",)), service(endpoint(judge), name="v", models=("v",))
+        ) as proxy,
+    ):
+        got = await proxy.once(asked)
+        assert refusal(got)[:2] == (400, "bad_request")
+        assert translated.connections == []
+    async with (
+        Upstream(plays(*WORDS)) as translated,
+        Upstream(answers(refused)) as judge,
+        sidecar(service(triton(translated), endpoint(judge))) as proxy,
+    ):
+        assert (await proxy.once(asked)).header(b"x-sidecar-endpoint") == judge.key.encode()
+
+
+# --- moving between engines -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_moves_from_one_kind_of_engine_to_another(stream: bool) -> None:
+    async def dies(peer: Peer) -> None:
+        await peer.request()
+        peer.reset()
+
+    async with (
+        Upstream(dies) as first,
+        Upstream(plays(*WORDS)) as second,
+        sidecar(service(endpoint(first), triton(second), retry=Retry(attempts=3, budget_min=100))) as proxy,
+    ):
+        for _ in range(8):
+            got = await proxy.once(completion(stream=stream))
+            assert got.status == 200
+            assert got.body.count(b"tok2") == 1
+        assert first.requests
