@@ -43,6 +43,7 @@ from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.recorder import TelemetryRecorder
 from sidecar.telemetry.tally import Tally
 from sidecar.telemetry.writer import LineWriter
+from sidecar.templates import Templates
 from sidecar.txlog.log import State
 from sidecar.txlog.replica import Replica
 from sidecar.upstream.load import LoadReader
@@ -217,6 +218,8 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
         first = read_policy(path, upstreams=settings.upstreams)
     else:
         first = snapshot or _without_files(settings)
+    templates = Templates(time.time)
+    first = templates.read(first)
     tls = _tls(settings)
     loop = asyncio.get_running_loop()
     metrics = Metrics(build=installed.number())
@@ -263,6 +266,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 now_wall=time.time,
                 new_id=_new_id,
                 on_crash=lambda exc: logs.event.error("request_crashed", exc_info=exc),
+                templates=templates,
             )
             running.listener = Listener(
                 running.pipeline, tls=tls, trusted=settings.trusted, max_connections=settings.max_connections
@@ -282,7 +286,12 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 beside.append(tasks.create_task(load.run()))
             if path is not None:
                 running.watcher = PolicyWatcher(
-                    path, running.store, running.apply, running.refuse, upstreams=settings.upstreams
+                    path,
+                    running.store,
+                    running.apply,
+                    running.refuse,
+                    upstreams=settings.upstreams,
+                    prepare=templates.read,
                 )
                 beside.append(tasks.create_task(running.watcher.run()))
             try:

@@ -101,7 +101,8 @@ class PolicyWatcher:
 
     `on_change` is called on the loop with each new snapshot, which it has to put into `store`; `on_refused` with what
     is wrong with files that cannot be taken. Both must not raise. What reads the same as what is in force (a comment
-    was edited) is no change, unless it was asked for or something was refused in between.
+    was edited) is no change, unless it was asked for or something was refused in between. `prepare` is given each
+    snapshot that was read, on the thread that read it, and gives back what is to be applied; None: as it was read.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class PolicyWatcher:
         upstreams: Sequence[str] = (),
         interval_s: float = 1.0,
         settle_s: float = 0.1,
+        prepare: Callable[[Snapshot], Snapshot] | None = None,
     ) -> None:
         self._files = PolicyFiles(path, upstreams)
         self._store = store
@@ -121,6 +123,7 @@ class PolicyWatcher:
         self._on_refused = on_refused
         self._interval_s = interval_s
         self._settle_s = settle_s
+        self._prepare = prepare
         self._asked = asyncio.Event()
 
     async def run(self) -> None:
@@ -151,13 +154,17 @@ class PolicyWatcher:
             return
         current = self._store.current
         try:
-            snapshot = await asyncio.to_thread(self._files.load, current.version + 1)
+            snapshot = await asyncio.to_thread(self._load, current.version + 1)
         except PolicyErrors as refused:
             self._on_refused(str(refused))
             return
         same = replace(snapshot, version=current.version) == current and self._store.last_error is None
         if asked or not same:
             self._on_change(snapshot)
+
+    def _load(self, version: int) -> Snapshot:
+        snapshot = self._files.load(version)
+        return snapshot if self._prepare is None else self._prepare(snapshot)
 
     async def _settled(self) -> bool:
         """Whether there is a change to load: one that two looks in a row found alike."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
+from msgspec.structs import replace
 
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.schema import Snapshot
@@ -343,3 +344,25 @@ async def _until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not true():
             await asyncio.sleep(0)
+
+
+async def test_what_prepares_a_snapshot_works_beside_the_loop_and_has_the_last_word(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(services("a"))
+    threads: list[int] = []
+    warnings: list[str] = []
+
+    def prepare(snapshot: Snapshot) -> Snapshot:
+        threads.append(threading.get_ident())
+        return replace(snapshot, warnings=tuple(warnings))
+
+    store, changes = PolicyStore(read_policy(path)), list[Snapshot]()
+    watcher = PolicyWatcher(path, store, changes.append, pytest.fail, prepare=prepare, settle_s=0.0)
+    for said in ([], ["bad"], ["bad"], []):
+        warnings[:] = said
+        watcher.reload()
+        await watcher.check()
+        store.swap(changes[-1])
+        assert changes[-1].warnings == tuple(said)
+    assert len(changes) == 4
+    assert threading.get_ident() not in threads
