@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from sidecar.adapters.deepspeed import MiiApiServer, MiiGateway, MiiOpenai
 from sidecar.adapters.dialect import Dialect, Translator
 from sidecar.adapters.triton import TritonGenerate
 from sidecar.adapters.vllm import Vllm
@@ -11,5 +12,12 @@ from sidecar.policy.schema import Engine, Front
 DIALECTS: Mapping[Engine, Dialect] = MappingProxyType({"vllm": Vllm()})
 """The engines whose load and models can be read; the others are judged by what we see of them alone."""
 
-TRANSLATORS: Mapping[tuple[Engine, Front], Translator] = MappingProxyType({("triton", "generate"): TritonGenerate()})
+TRANSLATORS: Mapping[tuple[Engine, Front], Translator] = MappingProxyType(
+    {
+        ("triton", "generate"): TritonGenerate(),
+        ("deepspeed", "openai"): MiiOpenai(),
+        ("deepspeed", "api_server"): MiiApiServer(),
+        ("deepspeed", "gateway"): MiiGateway(),
+    }
+)
 """The fronts that do not speak OpenAI's API as vLLM does; what the others are asked and answer goes by untouched."""
