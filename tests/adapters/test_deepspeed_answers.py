@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.adapters.reading import Reading
-from sidecar.adapters.vllm import listed_models
+from sidecar.adapters.vllm import Vllm
 from sidecar.core.classify import ending_of_status, ending_of_stream
 from sidecar.kernel.outcome import Ending
 from sidecar.policy.schema import FRONTS, Front
@@ -222,7 +222,7 @@ def test_answers_of_fronts_whose_engine_was_killed_are_failures(name: Front) -> 
 
 
 def test_a_recorded_list_names_the_model_as_the_engine_does() -> None:
-    assert listed_models(captures.body("mii/oai_models.txt")) == frozenset({ENGINE_MODEL})
+    assert Vllm().read_models(captures.body("mii/oai_models.txt")) == frozenset({ENGINE_MODEL})
 
 
 @pytest.mark.parametrize("name", PAGES)
