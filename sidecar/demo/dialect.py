@@ -75,6 +75,14 @@ class Shape(Protocol):
     def plain(self) -> bytes:
         """The whole answer as one JSON body."""
 
+    @property
+    def done(self) -> bytes:
+        """What follows an error in the middle of a stream."""
+
+    @staticmethod
+    def error(status: int, message: str, kind: str = "", code: int | str | None = None, param: str = "null") -> bytes:
+        """An error in the API's words. `kind` and `code` None or empty: the usual ones for the status."""
+
 
 @lru_cache(maxsize=256)
 def quoted(text: str) -> bytes:
@@ -101,7 +109,20 @@ def token_text(index: int, width: int = 0) -> bytes:
     return text if len(text) >= width else text.ljust(width, b".")
 
 
-class _Choices:
+class OpenaiWords:
+    """How an OpenAI server tells an error, whichever the API."""
+
+    __slots__ = ()
+
+    done = DONE
+
+    @staticmethod
+    def error(status: int, message: str, kind: str = "", code: int | str | None = None, param: str = "null") -> bytes:
+        """See `Shape`."""
+        return error_body(status, message, kind, code, param)
+
+
+class _Choices(OpenaiWords):
     """What chat and text completions share: `choices` with an index each, one prefix and suffix for all tokens."""
 
     __slots__ = ("_after", "_before", "_id", "_spec", "_width")
@@ -229,7 +250,7 @@ class Text(_Choices):
         )
 
 
-class Messages:
+class Messages(OpenaiWords):
     """`/v1/messages`: named events, its end is `message_stop`, and there is no `[DONE]`."""
 
     __slots__ = ("_spec",)
@@ -282,7 +303,7 @@ class Messages:
         return b'"max_tokens"' if self._spec.finish_reason == "length" else b'"end_turn"'
 
 
-class Responses:
+class Responses(OpenaiWords):
     """`/v1/responses`: named, numbered events; its end is `response.completed`, and there is no `[DONE]`."""
 
     __slots__ = ("_spec",)
@@ -347,7 +368,7 @@ def _named(kind: bytes, fields: bytes) -> bytes:
     return b'event: %b\ndata: {"type":"%b",%b}\n\n' % (kind, kind, fields)
 
 
-class Embeddings:
+class Embeddings(OpenaiWords):
     """`/v1/embeddings`: plain only."""
 
     __slots__ = ("_spec",)
@@ -379,7 +400,9 @@ class Embeddings:
         )
 
 
-SHAPES: dict[bytes, type[Chat] | type[Text] | type[Messages] | type[Responses] | type[Embeddings]] = {
+VllmShape = type[Chat] | type[Text] | type[Messages] | type[Responses] | type[Embeddings]
+
+SHAPES: dict[bytes, VllmShape] = {
     b"/v1/chat/completions": Chat,
     b"/v1/completions": Text,
     b"/v1/messages": Messages,

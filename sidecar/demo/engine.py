@@ -1,4 +1,5 @@
-"""A simulated engine: an OpenAI server in vLLM's dialect that streams at a set pace and fails on demand.
+"""A simulated engine: a server in vLLM's, Triton's or DeepSpeed-MII's words that streams at a set pace and fails on
+demand.
 
 For the demo, the tests and the benchmarks, so it is made of the same stuff as the data path (a protocol of its own,
 one timer for all streams): thousands of streams on one core, and a proxy's cost is not drowned in the engine's. Real
@@ -21,7 +22,8 @@ import msgspec
 import uvloop
 
 from sidecar.demo.connection import Connection, Request
-from sidecar.demo.dialect import JSON, SHAPES, Ask, Embeddings, Spec, error_body, quoted
+from sidecar.demo.dialect import JSON, SHAPES, Ask, Embeddings, Spec, VllmShape, error_body, quoted
+from sidecar.demo.others import MII_SHAPES, Generate, OtherShape, triton_ask, triton_model, triton_page
 from sidecar.demo.reply import Reply, head
 from sidecar.demo.script import Fault, Kind, Script
 from sidecar.demo.wheel import Wheel
@@ -215,11 +217,18 @@ class Engine:
     def serve(self, connection: Connection, request: Request) -> None:
         """Answer one request; unknown paths and methods get vLLM's 404 and 405."""
         path = request.path
-        shape = SHAPES.get(path)
+        script = self._script
+        model = triton_model(path) if script.engine == "triton" else None
+        shape: VllmShape | OtherShape | None = None
+        if model is not None:
+            shape = Generate
+        elif script.engine == "vllm":
+            shape = SHAPES.get(path)
+        elif script.engine == "deepspeed":
+            shape = MII_SHAPES.get(path)
         if shape is None:
             self._serve_rest(connection, request, path)
             return
-        script = self._script
         if script.keep:
             self.received.append(request)
         if request.method != b"POST":
@@ -227,24 +236,32 @@ class Engine:
             return
         counters = self.counters
         counters.seen += 1
+        request_id = request.request_id
         try:
-            ask = _decode(request.body)
+            if model is None:
+                ask = _decode(request.body)
+            else:
+                ask, told_id = triton_ask(model, request.body)
+                request_id = request_id or told_id
         except msgspec.MsgspecError as exc:
             counters.refused += 1
-            kind = "Bad Request"
-            self._say(connection, request, 400, error_body(400, f"1 validation error: {exc}", kind, param='"body"'))
+            self._say(
+                connection, request, 400, shape.error(400, f"1 validation error: {exc}", "Bad Request", param='"body"')
+            )
             return
         if not script.any_model and ask.model and ask.model not in script.models:
             counters.refused += 1
-            text = f"The model `{ask.model}` does not exist."
-            self._say(connection, request, 404, error_body(404, text, param='"model"'))
+            self._say(
+                connection, request, 404, shape.error(404, f"The model `{ask.model}` does not exist.", param='"model"')
+            )
             return
-        request_id = request.request_id
         if not request_id:
             self._ids += 1
             request_id = f"{self._ids:016x}"
             request = msgspec.structs.replace(request, request_id=request_id)
         limit = ask.limit
+        if limit is not None and script.engine != "vllm" and limit > script.tokens:
+            limit = None  # but a ceiling: who sends it has no other word for "as many as you like"
         spec = Spec(
             ask.model or script.models[0] if script.models else ask.model,
             request_id,
@@ -331,6 +348,10 @@ class Engine:
         method = request.method
         if path.startswith(b"/_"):
             self.steer(connection, request, path)
+        elif self._script.engine == "triton":
+            page = triton_page(path, self._script.models)
+            status = 404 if page is None else 200 if self._script.healthy else 400
+            self._say(connection, request, status, page or b"")
         elif method not in (b"GET", b"HEAD"):
             self._say(connection, request, 405 if path in PAGES else 404, b'{"detail":"Method Not Allowed"}')
         elif path in (b"/health", b"/ping"):

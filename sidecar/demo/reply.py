@@ -7,7 +7,7 @@ over return at once, so nothing has to be cancelled when a client leaves.
 from typing import Protocol
 
 from sidecar.demo.connection import Connection, Request
-from sidecar.demo.dialect import DONE, JSON, SSE, Shape, Spec, error_body, whole_stream
+from sidecar.demo.dialect import JSON, SSE, Shape, Spec, whole_stream
 from sidecar.demo.script import MID_STREAM, Fault, Kind, Script
 from sidecar.demo.wheel import Wheel
 
@@ -234,8 +234,7 @@ class Reply:
             case Kind.CUT_NO_TERMINATOR:
                 self._finish_body()
             case Kind.IN_BAND_ERROR:
-                self._write(b"data: " + _error(fault) + b"\n\n")
-                self._write(DONE)
+                self._write(b"data: %b\n\n%b" % (self._error(fault), self._shape.done))
                 self._finish_body()
             case _:  # a stall: nothing more, ever
                 return
@@ -251,7 +250,7 @@ class Reply:
             half = body[: len(body) // 2]
             match fault.kind:
                 case Kind.IN_BAND_ERROR:
-                    self._answer(200, JSON, _error(fault))
+                    self._answer(200, JSON, self._error(fault))
                 case Kind.CUT_NO_TERMINATOR | Kind.MALFORMED_EVENT:
                     self._answer(200, JSON, half)
                 case _:
@@ -279,7 +278,7 @@ class Reply:
                 self._connection.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
                 self._connection.close()
             case Kind.STATUS:
-                self._answer(fault.status, JSON, _error(fault, fault.status), fault.retry_after)
+                self._answer(fault.status, JSON, self._error(fault, fault.status), fault.retry_after)
             case Kind.EMPTY:
                 self._answer(200, SSE if self._stream else JSON, b"", chunked=self._stream)
             case Kind.WRONG_MEDIA_TYPE:
@@ -370,8 +369,7 @@ class Reply:
             self._over = True
             self._house.ended(self, how)
 
-
-def _error(fault: Fault, status: int = 500) -> bytes:
-    if fault.body:
-        return fault.body.encode()
-    return error_body(status, fault.message or "simulated fault", fault.type, fault.code)
+    def _error(self, fault: Fault, status: int = 500) -> bytes:
+        if fault.body:
+            return fault.body.encode()
+        return self._shape.error(status, fault.message or "simulated fault", fault.type, fault.code)

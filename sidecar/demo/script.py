@@ -9,7 +9,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from math import exp
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -83,9 +83,13 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return self.share >= 1.0 or luck(request_id, "fault") < self.share
 
 
+EngineName = Literal["vllm", "triton", "deepspeed"]
+
+
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the engine behaves; every default answers at once and rightly.
 
+    `engine`: whose words it speaks (vLLM's OpenAI server, Triton's generate extension, DeepSpeed-MII's OpenAI front).
     `tokens`: length of an answer whose request names none. `first_token_s` before the first token, plus
     `first_token_per_live_s` for each other request alive and `first_token_per_prompt_token_s` for each token of its
     prompt, all times a lognormal factor of sigma `spread`, which is the request's own (`luck`); `token_gap_s` between
@@ -97,6 +101,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `keep`: how many of the last requests can be looked at, 0 for none.
     """
 
+    engine: EngineName = "vllm"
     tokens: Count = 16
     first_token_s: Seconds = 0.0
     first_token_per_live_s: Seconds = 0.0

@@ -10,12 +10,15 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
 
 from sidecar.core.desk import Desk, TableView
 from sidecar.core.revise import Refused, Update
 from sidecar.core.table import PARTS, Plan, Step
 from sidecar.demo.engine import Engine
-from sidecar.demo.script import Fault, Kind, Script
+from sidecar.demo.script import EngineName, Fault, Kind, Script
 
 COUNT = 3
 MODEL = "demo"
@@ -27,6 +30,11 @@ ACT_S = 45.0
 """Longest wait for a breaker to open or to close; a shown fault takes a few seconds each."""
 WARM_S = 1.0
 """Traffic before the fault and after the recovery, so that there is something to compare."""
+
+ENGINES: tuple[EngineName, ...] = ("vllm", "triton", "deepspeed")
+"""Whose words each engine speaks; one after the other, and again."""
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+"""Triton takes no chats: what makes prompts of them for it."""
 
 CALM = Script(tokens=40, first_token_s=0.12, token_gap_s=0.03, models=(MODEL,))
 PLAN = Plan(STABLE, (Step(PARTS // 4, 5.0, 40), Step(PARTS // 2, 5.0, 80)))
@@ -40,9 +48,10 @@ _HARMLESS = frozenset({Kind.MALFORMED_EVENT, Kind.EXTRA_BYTES, Kind.STALE})
 
 @contextlib.asynccontextmanager
 async def engines(count: int = COUNT, script: Script = CALM) -> AsyncIterator[list[Engine]]:
-    """That many engines on free ports of this machine, alive while the context lasts."""
+    """That many engines of all kinds on free ports of this machine, alive while the context lasts."""
+    scripts = [msgspec.structs.replace(script, engine=ENGINES[at % len(ENGINES)]) for at in range(count)]
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Engine(script)) for _ in range(count)]
+        yield [await stack.enter_async_context(Engine(each)) for each in scripts]
 
 
 def policy_text(upstreams: Sequence[Engine]) -> str:
@@ -52,7 +61,7 @@ def policy_text(upstreams: Sequence[Engine]) -> str:
     """
     versions = versions_of(upstreams)
     endpoints = "\n".join(
-        f'      - {{url: "{engine.url}", node: engine-{at}, version: {version}}}'
+        f'      - {{url: "{engine.url}", node: engine-{at}, version: {version}{_kind(engine)}}}'
         for at, (engine, version) in enumerate(zip(upstreams, versions, strict=True), 1)
     )
     split = f"\n    split: {{{STABLE}: 100, {CANARY}: 0}}" if CANARY in versions else ""
@@ -71,6 +80,11 @@ identity:
 """
 
 
+def _kind(engine: Engine) -> str:
+    kind = engine.script.engine
+    return f", engine: {kind}" + (f', chat_template: "{TEMPLATE}"' if kind == "triton" else "")
+
+
 def versions_of(upstreams: Sequence[Engine]) -> list[str]:
     """The version of each engine."""
     return [CANARY if 0 < at == len(upstreams) - 1 else STABLE for at in range(len(upstreams))]
@@ -83,7 +97,8 @@ def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine], control: 
     lines = [
         f"The sidecar listens on {proxy}; {len(upstreams)} simulated engines stand behind it:",
         *(
-            f"  engine-{at}  {engine.url}  {version}{', no traffic yet' if version == CANARY else ''}"
+            f"  engine-{at}  {engine.url}  {engine.script.engine:<9}  {version}"
+            f"{', no traffic yet' if version == CANARY else ''}"
             for at, (engine, version) in enumerate(zip(upstreams, versions_of(upstreams), strict=True), 1)
         ),
         "",

@@ -179,7 +179,7 @@ async def test_a_canary_is_asked_for_and_told_by_its_changes(fault: str | None) 
     said: list[str] = []
     desk = Release(rollout(), rollout(step=1, evidence="as good"), rollout("promoted", 1, evidence="seen enough"))
     async with show.engines(2, QUICK) as engines:
-        assert await show.canary(fault, engines, engines[1].port, desk, said.append) == "promoted"
+        assert await show.canary(fault, engines, engines[0].port, desk, said.append) == "promoted"
         assert engines[1].script.fault is None
     (update,) = desk.updates
     assert (update.service, update.version, update.plan) == ("demo", "v2", show.PLAN)
