@@ -69,8 +69,9 @@ schema: setup  ## policies/schema.json from the policy types
 proto: setup  ## sidecar/control/pb from proto/
 	$(BIN)/python -m tests.checks.proto
 
-test-engines: setup  ## against the real engines on this machine's CPU: installs them (6 GB, minutes), then takes minutes
+test-engines: setup  ## against the real engines on this machine's CPU: installs them (8 GB, minutes), then takes minutes
 	$(PYTHON) tests/engines/install_vllm.py
+	$(PYTHON) tests/engines/install_triton.py
 	$(PYTHON) tests/engines/install_deepspeed.py
 	$(BIN)/pytest -m engines tests/engines
 
