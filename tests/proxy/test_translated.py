@@ -60,6 +60,12 @@ def plays(*reads: bytes, end: bool = True) -> Script:
     return answers(stream_head() + chunked(*reads, end=end))
 
 
+@pytest.fixture(params=[False, True], ids=["whole", "split"])
+def split(request: pytest.FixtureRequest) -> bool:
+    """Whether both ends send byte by byte."""
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "triton", "deepspeed"])
 def test_every_front_has_a_translator_or_needs_none(engine: str) -> None:
     for front in FRONTS[engine]:  # type: ignore[index]
