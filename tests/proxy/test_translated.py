@@ -147,7 +147,9 @@ async def test_an_error_before_the_first_token_goes_elsewhere(stream: bool) -> N
     async with (
         Upstream(answers(stream_head(b"400 Bad Request") + chunked(broken))) as bad,
         Upstream(plays(*WORDS)) as good,
-        sidecar(service(triton(bad, version="a"), triton(good, version="b"), retry=Retry(attempts=2))) as proxy,
+        sidecar(
+            service(triton(bad, version="a"), triton(good, version="b"), retry=Retry(attempts=2, budget_min=100))
+        ) as proxy,
     ):
         for _ in range(8):
             got = await proxy.once(completion(stream=stream))
