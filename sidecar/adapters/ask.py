@@ -142,7 +142,7 @@ def needs_of(api: Api, n: int, body: Body | None) -> frozenset[str]:
         needs.add("best_of")
     if body.tools or body.functions:
         needs.add("tools")
-    if _asks(body.logprobs) or _asks(body.top_logprobs) or _asks(body.prompt_logprobs):
+    if _asks(body.logprobs) or _asks(body.prompt_logprobs) or body.top_logprobs:
         needs.add("logprobs")
     kind = body.response_format.get("type") if body.response_format is not None else None
     if kind not in (None, "text"):
@@ -228,7 +228,7 @@ def _asks(logprobs: object) -> bool:
 def _number(value: Number) -> float:
     try:
         return float(value or 0)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
 
 

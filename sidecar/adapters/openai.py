@@ -66,7 +66,7 @@ class Chunks:
         """The whole answer as one JSON body."""
         if self._chat:
             kind = b"chat.completion"
-            said = b'"message":{"role":"assistant","content":%b,"refusal":null,"tool_calls":[]}' % text
+            said = b'"message":{"role":"assistant","content":%b,"refusal":null}' % text
         else:
             kind = b"text_completion"
             said = b'"text":%b' % text

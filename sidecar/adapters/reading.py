@@ -10,9 +10,9 @@ engine's head -> head() | engine's bytes -> feed() ... | its clean end -> end()
    are re-worded under a status that tells the truth, answers are made whole.
 2. An engine may stream though its client does not (a Triton model hears of a hang-up only while it writes); its events
    are collected then, and an error among them still becomes a status.
-3. An event stream whose engine ends it without saying all (`on_end` of a dialect decides) stays unfinished for a
-   client that streams: no finish, no `[DONE]`, so that whoever judges the stream sees it broken off. One that does not
-   stream gets 502.
+3. An event stream whose engine ends it within an event, or without saying all (`on_end` of a dialect decides), stays
+   unfinished for a client that streams: no finish, no `[DONE]`, so that whoever judges the stream sees it broken off.
+   One that does not stream gets 502.
 4. A subclass reads one engine's words: `on_event` for an event, `on_end` for the end of an event stream, `on_whole` for
    any body that is none. They call `said`, `finished`, `counted` and `fail`.
 5. Never raises on what an engine sends.
@@ -98,7 +98,9 @@ class Reading:
     def end(self) -> bytes:
         """The engine's body came to its clean end; the rest of the client's. `status` is known afterwards."""
         if self.streams:
-            if not self.failed:
+            if self._sse.oversized:
+                self.fail(502, "an event of the engine's is too long to be read")
+            elif not self.failed and not self._sse.pending:
                 self.on_end()
         elif self._held > MAX_BODY:
             self.fail(502, f"the engine's answer exceeds {MAX_BODY} bytes")
@@ -147,7 +149,12 @@ class Reading:
                 self._out.append(self.chunks.role())
             self._out.append(self.chunks.text(text))
         else:
-            self._texts.append(text[1:-1])
+            self._held += len(text)
+            if self._held > MAX_BODY:
+                self._texts.clear()
+                self.fail(502, f"the engine's answer exceeds {MAX_BODY} bytes")
+            else:
+                self._texts.append(text[1:-1])
 
     def finished(self, reason: str) -> None:
         """The answer ended, for one of OpenAI's reasons; the first one told stays."""
