@@ -73,6 +73,7 @@ test-engines: setup  ## against the real engines on this machine's CPU: installs
 	$(PYTHON) tests/engines/install_vllm.py
 	$(PYTHON) tests/engines/install_triton.py
 	$(PYTHON) tests/engines/install_deepspeed.py
+	$(PIP) install -e '.[$(EXTRA),engines]'
 	$(BIN)/pytest -m engines tests/engines
 
 bench: bench-setup compile  ## beside Envoy and others, 12 minutes; wants two quiet cores; see BENCH, such as BENCH="--quick"

@@ -1,24 +1,22 @@
 """Keeps the engine tests out of every run that does not ask for them by marker, and gives those that do their engine.
 
-The marker is the only switch: `-m engines` runs them, any other run deselects them. They are never skipped: a run that
-asks for engines where none is installed fails, and says how to install one.
+The marker is the only switch: `-m engines` runs them, any other run does not even import them, for they need what only
+`make test-engines` installs. They are never skipped: a run that asks for engines where none is installed fails, and
+says how to install one.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.engines.engine import Vllm, VllmKeeper
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what is marked `engines` unless the run's marker expression speaks of it."""
-    if "engines" in str(config.getoption("markexpr")):
-        return
-    asking = [item for item in items if item.get_closest_marker("engines") is not None]
-    if asking:
-        config.hook.pytest_deselected(items=asking)
-        items[:] = [item for item in items if item.get_closest_marker("engines") is None]
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves this folder's tests alone unless the run's marker expression speaks of `engines`."""
+    asked = "engines" in str(config.getoption("markexpr"))
+    return None if asked or not collection_path.name.startswith("test_") else True
 
 
 @pytest.fixture(scope="session")

@@ -36,8 +36,13 @@ SHARED_MEMORY = Path("/dev/shm")
 class Triton:
     """One server and its stubs. `address` (HTTP), `grpc`, `metrics_address` are `host:port`; log lines go to `log`."""
 
-    def __init__(self, address: str, log: Path, models: tuple[str, ...] = ("toy_llm",), grpc: str = "") -> None:
-        """Starts the process with version 1 of each model and returns at once; `wait_ready` waits for it."""
+    def __init__(
+        self, address: str, log: Path, models: tuple[str, ...] = ("toy_llm",), grpc: str = "", source: str = ""
+    ) -> None:
+        """Starts the process with version 1 of each model and returns at once; `wait_ready` waits for it.
+
+        `source` is as for `publish`.
+        """
         binary = server_dir() / "bin" / "tritonserver"
         assert binary.exists(), f"no engine in {venv_dir()}: run `python tests/engines/install_triton.py`"
         self.address = address
@@ -48,7 +53,7 @@ class Triton:
         self._scratch = tempfile.TemporaryDirectory(prefix="triton-")
         self._repository = Path(self._scratch.name)
         for model in models:
-            self.publish(model, 1)
+            self.publish(model, 1, source)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [str(binary), *self._flags()],
@@ -143,6 +148,19 @@ class Triton:
             rf'^{re.escape(name)}\{{[^}}]*model="{re.escape(model)}"[^}}]*\}} (\S+)$', text, re.MULTILINE
         )
         return sum(float(value) for value in found)
+
+    def running(self) -> float:
+        """Requests that the models hold, told by the models themselves."""
+        return sum(self.metric("sidecar_tests_running", model) for model in self._models)
+
+    def wait_running(self, wanted: float, within_s: float) -> float:
+        """The seconds until exactly so many requests are held; more than `within_s` fail the test."""
+        started = time.monotonic()
+        while (held := self.running()) != wanted:
+            waited = time.monotonic() - started
+            assert waited < within_s, f"the models hold {held} requests after {waited:.1f} s, not {wanted}"
+            time.sleep(POLL_S)
+        return time.monotonic() - started
 
     def server_pid(self) -> int:
         """The process id of the server."""

@@ -8,6 +8,7 @@ wire is the vLLM backend's, since that is what a Triton that serves language mod
 3. `return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` add an output to *every* response: a
    reason that is not there yet is the word "None", and output tokens are those of this response alone.
 4. A stream whose client has left ends with an error of its own, which nobody reads, and the model stops.
+5. Requests under way are a gauge among Triton's metrics (`sidecar_tests_running`), as the vLLM backend adds vLLM's.
 
 Two things are not the vLLM backend's: a parameter that nothing knows is passed over, and each request has a thread of
 its own, where an engine would batch. A version's `settings.json` makes its load slow (`load_s`) or fail (`load_error`).
@@ -103,6 +104,10 @@ class Generation:
         settings = Path(args["model_repository"]) / self.version / "settings.json"
         self.settings: dict[str, Any] = json.loads(settings.read_text()) if settings.is_file() else {}
         self._threads: set[threading.Thread] = set()
+        self._gauges = pb_utils.MetricFamily(
+            name="sidecar_tests_running", description="Requests under way", kind=pb_utils.MetricFamily.GAUGE
+        )
+        self._running = self._gauges.Metric(labels={"model": args["model_name"], "version": self.version})
         time.sleep(float(self.settings.get("load_s", 0)))
         if "load_error" in self.settings:
             raise pb_utils.TritonModelException(str(self.settings["load_error"]))
@@ -119,6 +124,7 @@ class Generation:
         """Begins every request and returns: the answers come from their threads."""
         self._threads = {thread for thread in self._threads if thread.is_alive()}
         for request in requests:
+            self._running.increment(1)
             thread = threading.Thread(target=self._answer, args=(request,))
             thread.start()
             self._threads.add(thread)
@@ -137,6 +143,7 @@ class Generation:
             self._say(traceback.format_exc())
             last = _failure(f"Error generating stream: {exc}", pb_utils.TritonError.INTERNAL)
         sender.send(last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._running.increment(-1)
 
     def _send(self, ask: Ask, sender: Any) -> Any:
         """Sends all but the last response, and returns that."""
