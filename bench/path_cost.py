@@ -17,13 +17,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from sidecar.core.canary import Trial
 from sidecar.core.fleet import Fleet
 from sidecar.core.table import Plan, Step
 from sidecar.downstream.connection import ClientConnection
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.load import single
-from sidecar.policy.schema import Endpoint
+from sidecar.policy.schema import Endpoint, Engine
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
 from sidecar.proxy.ports import Sink
@@ -57,6 +59,26 @@ EVENT = (
     b'"choices":[{"index":0,"delta":{"content":"t1 "},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 )
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+TRITON_EVENT = b'data: {"model_name":"demo","model_version":"1","text_output":"t1 "}\n\n'
+MII_EVENT = (
+    b'data: {"id":"chatcmpl-kiP9AGmJ9oP8pSyz94oH5Z","model":"demo","choices":[{"index":0,"delta":{"content":"t1 "},'
+    b'"finish_reason":null}]}\n\n'
+)
+ENGINES: dict[Engine, bytes] = {"vllm": EVENT, "triton": TRITON_EVENT, "deepspeed": MII_EVENT}
+"""An event of each engine's stream."""
+
+
+class _Template:
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+class _OneTemplate:
+    def of(self, path: str) -> _Template:
+        return _Template()
+
+    def why_not(self, path: str) -> str:
+        return ""
 
 
 class _Transport:
@@ -91,9 +113,12 @@ class _Connector:
     def cancel(self, sink: Sink) -> None: ...
 
 
-def _path(access: Access, trial: bool = False) -> tuple[ClientConnection, _Connector]:
+def _path(access: Access, trial: bool = False, engine: Engine = "vllm") -> tuple[ClientConnection, _Connector]:
     loop = asyncio.get_running_loop()
-    store = PolicyStore(single(["http://127.0.0.1:8000", "http://127.0.0.1:8001"]))
+    plain = single(["http://127.0.0.1:8000", "http://127.0.0.1:8001"])
+    (service,) = plain.services
+    endpoints = tuple(replace(endpoint, engine=engine) for endpoint in service.endpoints)
+    store = PolicyStore(replace(plain, services=(replace(service, endpoints=endpoints),)))
     fleet = Fleet(random.random)
     fleet.apply(store.current, loop.time())
     if trial:
@@ -116,6 +141,7 @@ def _path(access: Access, trial: bool = False) -> tuple[ClientConnection, _Conne
         now_wall=time.time,
         new_id=lambda: b"%032x" % random.getrandbits(128),
         on_crash=crash,
+        templates=_OneTemplate(),
     )
     client = ClientConnection(pipeline, loop, set(), scheme=b"http", trusted=False)
     client.connection_made(_Transport())  # type: ignore[arg-type]
@@ -135,15 +161,18 @@ def _requests(count: int, access: Access = "off", trial: bool = False) -> Callab
     return run
 
 
-def _chunks(count: int) -> Callable[[], int]:
-    client, connector = _path("off")
-    client.data_received(HEAD % (b"s", len(BODY)) + BODY)
-    engine = connector.last
-    engine.data_received(STREAM_HEAD + CHUNK)
+def _chunks(count: int, engine: Engine = "vllm") -> Callable[[], int]:
+    client, connector = _path("off", engine=engine)
+    body = BODY[:-1] + b',"stream":true}'
+    client.data_received(HEAD % (b"s", len(body)) + body)
+    event = ENGINES[engine]
+    chunk = b"%x\r\n%b\r\n" % (len(event), event)
+    connection = connector.last
+    connection.data_received(STREAM_HEAD + chunk)
 
     def run() -> int:
         for _ in range(count):
-            engine.data_received(CHUNK)
+            connection.data_received(chunk)
         return count
 
     return run
@@ -155,6 +184,8 @@ async def _measure(profile: bool) -> None:
         ("request, logged", partial(_requests, access="all")),
         ("request, on trial", partial(_requests, trial=True)),
         ("chunk", _chunks),
+        ("chunk of Triton", partial(_chunks, engine="triton")),
+        ("chunk of MII", partial(_chunks, engine="deepspeed")),
     ):
         run = make(5000)
         run()
