@@ -154,6 +154,42 @@ class Decay(msgspec.Struct, frozen=True):
     usual_s: float = 0.0
 
 
+class Stepped(msgspec.Struct, frozen=True, array_like=True):
+    """A step of a model update that is over: `result` is `done` or `failed`, `place` the endpoint (empty: none of its
+    own)."""
+
+    step: str
+    place: str
+    result: str
+    took_s: float
+    detail: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model update under way, or the last one (`core.hot_update`): what is loaded or unloaded how, by whom, on which
+    sidecar (`on`), and how far it is.
+
+    `until_us`: by then another word of it is due while `phase` is one of those under way; who has nothing written by
+    then was interrupted. `why`: why it did not end as asked. `version`: of the routing table, where it is about one.
+    """
+
+    id: str
+    action: str
+    kind: str
+    model: str
+    by: str
+    on: str
+    since_us: int
+    step: str
+    step_us: int
+    until_us: int
+    place: str = ""
+    phase: str = "running"
+    why: str = ""
+    version: str = ""
+    steps: tuple[Stepped, ...] = ()
+
+
 class Seen(msgspec.Struct, frozen=True, array_like=True):
     """An update that was taken: its id, a digest of what it said, and the table's version that it made (0: the first
     of this register)."""
@@ -166,7 +202,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 class Table(msgspec.Struct, frozen=True, omit_defaults=True):
     """All of it. `models`: globs, of a service that no policy file names; empty: the service's own name.
 
-    `versions` empty: nobody updated it (a zone was turned down), and the policy's file alone says them.
+    `versions` empty: nobody updated it (a zone was turned down), and the policy's file alone says them. `update`: the
+    last model update. `salt_generation` grows when no prefix cache of before may serve any more (docs/hot-update.md).
     """
 
     service: Name
@@ -175,6 +212,8 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True):
     zones: dict[str, Decay] = {}
     rollout: Rollout | None = None
     seen: tuple[Seen, ...] = ()
+    update: Progress | None = None
+    salt_generation: int = 0
 
     def version(self, name: str) -> Version | None:
         """The version of this name."""
