@@ -90,6 +90,7 @@ class Running:
         self.descriptors: Control | None = None
         self.envoys: Xds | None = None
         self.relays = True
+        self.shares_salts = False
         self.proxy_port = 0
         self.admin_port: int | None = None
         self.pipeline: Pipeline
@@ -169,6 +170,12 @@ class Running:
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
         for service in self.fleet.services.values() if self.relays else ():
+            if service.salts and not self.shares_salts:
+                self.logs.event.warning(
+                    "cache_salts_not_shared",
+                    service=service.name,
+                    hint="give all sidecars one SIDECAR_CACHE_SALT_KEY: a tenant's cache is then the same behind each",
+                )
             if service.policy.breakers.node.mode == "enforce" and 0 < len(service.nodes) <= service.roster.minimum:
                 # The default, and right for a lone engine without a fallback; but nobody should have to find out.
                 self.logs.event.warning(
@@ -267,11 +274,13 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 new_id=_new_id,
                 on_crash=lambda exc: logs.event.error("request_crashed", exc_info=exc),
                 templates=templates,
+                salt_key=settings.cache_salt_key.encode() or secrets.token_bytes(32),
             )
             running.listener = Listener(
                 running.pipeline, tls=tls, trusted=settings.trusted, max_connections=settings.max_connections
             )
             running.relays = settings.relay
+            running.shares_salts = bool(settings.cache_salt_key)
             if settings.redis_note:
                 logs.event.warning("log_local", error=settings.redis_note)
             running.apply(first)

@@ -12,6 +12,7 @@ from typing import Literal, NoReturn, cast
 
 import msgspec
 
+from sidecar.adapters.salt import MIN_KEY
 from sidecar.policy.address import UNIX_PATH_MAX_BYTES, parse_host, parse_port, parse_url
 from sidecar.policy.duration import parse_seconds
 from sidecar.txlog.target import parse_target
@@ -79,7 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `redis`: where the shared log is: `local` (this process), `embedded` (a server of its own, over `data`) or a URL,
     which may hold a password: `str(parse_target(redis))` does not. `redis_note`: what to say about it at start, empty
     for nothing. `redis_prefix`: what the log's keys begin with. `data`: what outlives the process lies there; made when
-    it is needed. `observer`: who this process is in the log, distinct on a machine and among pods.
+    it is needed. `observer`: who this process is in the log, distinct on a machine and among pods. `cache_salt_key`:
+    what salts of prefix caches are made with, the same on all sidecars; empty: this process makes one up.
     """
 
     listen: Listen = Listen("127.0.0.1", 9400)
@@ -108,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     redis_note: str = ""
     redis_prefix: str = DEFAULT_PREFIX
     data: Path = Path(DATA_NAME)
+    cache_salt_key: str = ""
     observer: str = "sidecar"
     pod_name: str = ""
     node_name: str = ""
@@ -271,6 +274,7 @@ class _Reader:
             redis=redis,
             redis_note=note,
             redis_prefix=self._redis_prefix(),
+            cache_salt_key=self._cache_salt_key(),
             data=self._path("data") or self._state(),
             observer=self._observer(listen if xds is None or self._relay else xds),
         )
@@ -323,6 +327,14 @@ class _Reader:
         if not (token.isascii() and token.isprintable()):
             raise UsageError(f"{name} has characters that no header can carry: letters, digits and signs of ASCII only")
         return token, path
+
+    def _cache_salt_key(self) -> str:
+        """From the environment alone: a flag would show it to all who list processes."""
+        name = "SIDECAR_CACHE_SALT_KEY"
+        key = self._environ.get(name, "").strip()
+        if key and len(key) < MIN_KEY:
+            raise UsageError(f"{name} is shorter than {MIN_KEY} characters: it is to be one that nobody guesses")
+        return key
 
     def _upstreams(self) -> tuple[str, ...]:
         urls: list[str] | None = getattr(self._arguments, "upstream", None)

@@ -244,6 +244,13 @@ def test_the_descriptor_stream_takes_a_certificate_its_key_and_an_authority() ->
 
 def test_the_token_of_writers_is_no_flag() -> None:
     assert read(SIDECAR_CONTROL_TOKEN="secret\n").control_token == "secret"
+
+
+def test_cache_salt_key_comes_from_the_environment_and_is_no_word() -> None:
+    assert read().cache_salt_key == ""
+    assert read(SIDECAR_CACHE_SALT_KEY="0123456789abcdef\n").cache_salt_key == "0123456789abcdef"
+    with pytest.raises(UsageError, match="SIDECAR_CACHE_SALT_KEY is shorter than 16 characters"):
+        read(SIDECAR_CACHE_SALT_KEY="secret")
     with pytest.raises(UsageError, match=r"^SIDECAR_CONTROL_TOKEN and a token's file are both given"):
         read("--control-token-file", "/t", SIDECAR_CONTROL_TOKEN="secret")
     for text in ("s\u00e9cret", "a\nb"):

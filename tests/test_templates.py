@@ -1,5 +1,6 @@
 """Chat templates on disk: read with the policy, kept through what goes wrong, never read by a request."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,12 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 from sidecar.kernel.errors import SidecarError
+from sidecar.main import Running, serving
 from sidecar.policy.schema import Endpoint, Service, Snapshot
+from sidecar.settings import Listen, Settings
 from sidecar.templates import Templates
+from tests.harness import Message, Upstream, answers, chunked, connect, eventually
+from tests.under_test import chat, event, stream_head
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
@@ -152,3 +157,53 @@ def test_jinja_is_not_loaded_where_no_policy_names_a_template() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == "False"
+
+
+# --- with a sidecar ---------------------------------------------------------------------------------------------------
+
+TRITON = answers(stream_head() + chunked(event(b'{"text_output":"hello"}'), end=True))
+
+
+def policy_of(upstream: Upstream, template: Path, name: str = "s") -> str:
+    endpoint = f"{{url: '{upstream.url}', engine: triton, chat_template: {template}}}"
+    return f"apiVersion: sidecar/v1\nkind: Policy\nservices: [{{name: {name}, endpoints: [{endpoint}]}}]\n"
+
+
+async def asked(running: Running) -> Message:
+    async with connect(running.proxy_port) as client:
+        return await client.ask(chat(text="hi"), b"POST")
+
+
+async def loaded(running: Running) -> None:
+    """The policy anew, as SIGHUP asks for it."""
+    version = running.store.current.version
+    assert running.watcher is not None
+    running.watcher.reload()
+    await eventually(lambda: running.store.current.version > version, "the policy")
+
+
+async def test_chats_go_through_the_template_that_the_policy_names_as_it_was_last_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    policy = tmp_path / "policy.yaml"
+    async with Upstream(TRITON) as upstream:
+        policy.write_text(policy_of(upstream, folder))
+        settings = Settings(listen=Listen("127.0.0.1", 0), admin=None, control=None, policy=policy, access_log="off")
+        async with serving(settings) as running:
+            assert any("No such file" in warning for warning in running.store.current.warnings)
+            refused = await asked(running)
+            assert refused.status == 400
+            assert b'"unsupported"' in refused.body
+            assert str(folder).encode() in refused.body
+            assert not upstream.requests
+
+            written(folder, "<{{ messages[0].content }}>")
+            await loaded(running)
+            assert not running.store.current.warnings
+            assert (await asked(running)).status == 200
+            assert json.loads(upstream.requests[-1].body)["text_input"] == "<hi>"
+
+            written(folder, "[{{ messages[0].content }}]")
+            policy.write_text(policy_of(upstream, folder, name="t"))
+            await loaded(running)
+            assert (await asked(running)).status == 200
+            assert json.loads(upstream.requests[-1].body)["text_input"] == "[hi]"

@@ -121,6 +121,8 @@ class ServiceState:
         "request_key",
         "return_home",
         "roster",
+        "salt_generation",
+        "salts",
         "sessions",
         "split",
         "sticky",
@@ -153,6 +155,8 @@ class ServiceState:
         self.suspects = Suspects(policy.name, policy.breakers.request.poison, poison_key)
         self.detection: Detection | None = None
         """The detector; None where the policy has the fixed rules alone."""
+        self.salt_generation = 0
+        """Of the salts that keep tenants' caches apart: another one is a new cache for each."""
         self.hedge_shadowed = 0
         """Late requests that enforcing would have moved."""
         self.counted: list[Breaker] = []
@@ -324,6 +328,7 @@ class ServiceState:
         self.attempts = policy.retry.attempts
         self.hedge = policy.hedge.mode
         self.body_bytes = policy.limits.body_bytes
+        self.salts = policy.cache_salt != "off"
         self.fallback = ServiceName(policy.fallback)
         self.request_key = policy.breakers.request.key
         self.sticky = policy.balance.affinity != "off"

@@ -161,8 +161,16 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
             add(f"{where}is never chosen: it has no models and is no fallback")
         for glob in service.models:
             taken.setdefault(glob, service.name)
-    if identity.tenant != Identity().tenant:
-        add("identity.tenant is read, but not acted on in this version")
-    claims = [source.jwt_claim for source in identity.session if source.jwt_claim]
-    if identity.session != Identity().session and claims and not identity.jwt.issuers:
-        add(f"identity.session: jwt_claim {claims[0]} is never read while identity.jwt.issuers is empty")
+    apart = [service for service in services if service.cache_salt != "off"]
+    for service in apart:
+        if service.endpoints and all(endpoint.engine != "vllm" for endpoint in service.endpoints):
+            add(f"service {service.name}: cache_salt keeps nothing apart: no endpoint is a vLLM")
+    if apart and not identity.tenant:
+        add("cache_salt keeps nothing apart: identity.tenant is empty, so all are one tenant")
+    elif not apart and identity.tenant != Identity().tenant:
+        add("identity.tenant is read for cache_salt alone, which no service has")
+    for name in ("session", "tenant") if apart else ("session",):
+        sources: tuple[Source, ...] = getattr(identity, name)
+        claims = [source.jwt_claim for source in sources if source.jwt_claim]
+        if sources != getattr(Identity(), name) and claims and not identity.jwt.issuers:
+            add(f"identity.{name}: jwt_claim {claims[0]} is never read while identity.jwt.issuers is empty")

@@ -306,6 +306,7 @@ class Service(Strict, frozen=True, kw_only=True):
     """One set of endpoints behind one set of model names.
 
     `models` empty: reached as a fallback only. `split`: parts per version, empty: any version. `fallback` empty: none.
+    `cache_salt` `tenant`: a vLLM's prefix cache is shared within a tenant only (docs/engines.md).
     """
 
     name: Name
@@ -321,6 +322,7 @@ class Service(Strict, frozen=True, kw_only=True):
     zone_decay: ZoneDecay | None = None
     shared: Shared = Shared()
     balance: Balance = Balance()
+    cache_salt: Literal["off", "tenant"] = "off"
     limits: Limits = Limits()
     health_check: HealthCheck = HealthCheck()
 

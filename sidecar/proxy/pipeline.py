@@ -11,6 +11,7 @@ Bytes do not pass through here: an attempt hands them from the engine's connecti
 from collections.abc import Callable
 from typing import Final
 
+from sidecar.adapters.salt import salt_of, salted
 from sidecar.core import evidence
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import OUTSIDER, Breaker, Denied, Permit, Transition
@@ -70,8 +71,10 @@ class Pipeline:
         new_id: Callable[[], bytes],
         on_crash: Callable[[BaseException], None],
         templates: Templates | None = None,
+        salt_key: bytes = b"",
     ) -> None:
         self.templates = templates or NoTemplates()
+        self.salt_key = salt_key
         self.store = store
         self.fleet = fleet
         self.connector = connector
@@ -336,6 +339,8 @@ class Exchange:
     ) -> Choice:
         """Probe with a copy, and serve by another node; the probe itself where there is no other."""
         pipeline, request = self._pipeline, self._request
+        if service.salts:
+            request = self._salted(service, probe)
         other = pick(service, session, version, call.model, self._tried, now, pipeline.fleet.chance, may_probe=False)
         if isinstance(other, Unavailable) or other.permit.probe or other.permit is OUTSIDER:
             return probe
@@ -417,6 +422,8 @@ class Exchange:
                 self._total_at,
             )
         else:
+            if service.salts and call is not None:
+                request = self._salted(service, choice)
             attempt = Attempt(
                 self,
                 request,
@@ -436,6 +443,16 @@ class Exchange:
             )
         attempt.start(engine_head(request, self._request_id, self._client.peer, self._client.scheme, node.key))
         return attempt
+
+    def _salted(self, service: ServiceState, choice: Choice) -> Request:
+        """The request as a vLLM gets it that keeps tenants' prompts apart; as it is for another engine."""
+        request = self._request
+        if choice.node.endpoint.engine != "vllm":
+            return request
+        twin = request.copy()
+        salt = salt_of(self._pipeline.salt_key, service.name, self._who.tenant, service.salt_generation)
+        twin.body = salted(request.body, salt)
+        return twin
 
     def _judge(self, service: ServiceState, choice: Choice, attempt: Attempt, ending: Ending, now: float) -> None:
         """Record one wire attempt, on the node that made it."""
@@ -694,6 +711,8 @@ class Exchange:
             bind(session, choice, self._pipeline.clock())
         self._translation = None  # it is not sent again, so what it asked need not be kept
         expectation, service = attempt.expectation, self._serving
+        if service is not None and service.salts:
+            self._request.body = b""  # the attempt had, and let go of, one of its own
         if expectation is not None and service is not None and attempt.first_token_at:
             first_at = attempt.first_token_at
             self._transition(

@@ -209,8 +209,22 @@ def test_what_is_what_it_seems_is_not_warned_of(services: list[Service]) -> None
 
 
 def test_identity_that_does_nothing_is_warned_of() -> None:
-    assert warned(identity=Identity(tenant=())) == ["identity.tenant is read, but not acted on in this version"]
+    assert warned(identity=Identity(tenant=())) == ["identity.tenant is read for cache_salt alone, which no service has"]
     claims = Identity(session=(Source(jwt_claim="sub"),))
     (warning,) = warned(identity=claims)
     assert "sub is never read" in warning
     assert warned(identity=replace(claims, jwt=Jwt(issuers=("https://issuer",)))) == []
+
+
+def test_caches_that_are_not_kept_apart_are_warned_of() -> None:
+    apart = service(cache_salt="tenant", endpoints=(A,))
+    assert warned(apart) == []
+    assert warned(replace(apart, endpoints=())) == []
+    (warning,) = warned(apart, identity=Identity(tenant=()))
+    assert "all are one tenant" in warning
+    (warning,) = warned(replace(apart, endpoints=(replace(A, engine="triton"),)))
+    assert "no endpoint is a vLLM" in warning
+    claims = Identity(tenant=(Source(jwt_claim="org"),))
+    (warning,) = warned(apart, identity=claims)
+    assert "identity.tenant: jwt_claim org is never read" in warning
+    assert warned(apart, identity=replace(claims, jwt=Jwt(issuers=("https://issuer",)))) == []
