@@ -285,7 +285,7 @@ def fault_of(status: int, message: str, *, by_client: bool) -> Fault:
     if not text.startswith(_IN_MODELS_NAME):
         for words, fault in SERVER_SAYS:
             if words in text:
-                return _AWAY if fault is _UNKNOWN and not by_client else fault
+                return _AWAY if fault[0] == 404 and not by_client else fault
     for words, fault in MODEL_SAYS:
         if words in text:
             return fault
