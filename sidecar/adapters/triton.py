@@ -6,7 +6,7 @@ ensemble, plain names for Python models), and a model takes what it knows.
 
 1. Always `generate_stream`, also for a client that does not stream: a disconnect is noticed at the next write, and
    `generate` writes once (server#7077). Besides, it answers a model of several responses with an error under 200.
-2. Parameters must be scalars: a list or null is refused with 500. One stop string goes by every name; several go in
+2. Parameters must be scalars: a list or null is refused. One stop string goes by every name; several go in
    `sampling_parameters` alone, which is JSON in a string.
 3. A stream ends by its framing, without a marker. If the model tells finish reasons, none told is no good end. If it
    tells none, an end after as many tokens as were allowed is "length", any other "stop". No text at all, not even an
@@ -72,6 +72,11 @@ LACKS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 _encode: Final = Encoder().encode
+
+_DOTS: Final = frozenset({".", ".."})
+
+_SEGMENT: Final = "!$&'()*+,;=:@"
+"""What RFC 3986 lets stand in a segment besides letters, digits and `-._~`."""
 
 _QUOTE: Final = ord('"')
 _BRACKET: Final = ord("[")
@@ -303,12 +308,17 @@ def default_tokens(ask: Ask) -> int:
 
 def _target(model: str) -> bytes:
     name, _, version = model.partition("/versions/")
-    path = f"/v2/models/{quote(name, safe='', errors='replace')}"
-    if version:
-        path += f"/versions/{quote(version, safe='', errors='replace')}"
-    if not name or name in (".", "..") or version in (".", ".."):
+    if not name or name in _DOTS or version in _DOTS:
         raise SidecarError(Reason.BAD_REQUEST, "downstream", f"model: Triton can have none of the name {model!r}")
+    path = f"/v2/models/{_segment(name)}"
+    if version:
+        path += f"/versions/{_segment(version)}"
     return f"{path}/generate_stream".encode()
+
+
+def _segment(name: str) -> str:
+    # Triton takes a path as it is written, so what may stand in one stays: its models may be called so.
+    return quote(name, safe=_SEGMENT, errors="replace")
 
 
 def _read(data: bytes) -> TritonEvent | None:
