@@ -286,7 +286,15 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             running.apply(first)
             _watch_gauges(running)
             metrics.watch("log_lines_dropped", lambda: writer.dropped)
-            load = LoadReader(running.fleet, pool, loop)
+            load = LoadReader(
+                running.fleet,
+                pool,
+                loop,
+                recorder=recorder,
+                successes=lambda node: metrics.successes(node.service, node.version, node.key),
+                members=lambda: replica.members,
+                wall=time.time,
+            )
             beside = [
                 tasks.create_task(_sweep(pool, loop.time)),
                 tasks.create_task(_tick(running)),

@@ -5,12 +5,22 @@ from types import MappingProxyType
 
 from sidecar.adapters.deepspeed import MiiApiServer, MiiGateway, MiiOpenai
 from sidecar.adapters.dialect import Dialect, Translator
+from sidecar.adapters.health import Deepspeed, Triton, TritonOpenai
 from sidecar.adapters.triton import TritonGenerate
 from sidecar.adapters.vllm import Vllm
 from sidecar.policy.schema import Engine, Front
 
-DIALECTS: Mapping[Engine, Dialect] = MappingProxyType({"vllm": Vllm()})
-"""The engines whose load and models can be read; the others are judged by what we see of them alone."""
+DIALECTS: Mapping[tuple[Engine, Front], Dialect] = MappingProxyType(
+    {
+        ("vllm", "openai"): Vllm(),
+        ("triton", "generate"): Triton(),
+        ("triton", "openai"): TritonOpenai(),
+        ("deepspeed", "openai"): Deepspeed(b"/health"),
+        ("deepspeed", "api_server"): Deepspeed(b"/health"),
+        ("deepspeed", "gateway"): Deepspeed(b"/healthz"),
+    }
+)
+"""What each front tells of its health, its load and its models, if anything."""
 
 TRANSLATORS: Mapping[tuple[Engine, Front], Translator] = MappingProxyType(
     {

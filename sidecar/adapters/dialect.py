@@ -15,28 +15,57 @@ from sidecar.adapters.reading import Reading
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """Requests inside an engine: being generated, and queued for it. Both from 0."""
+    """Requests inside an engine: being generated, and queued for it. Both from 0.
+
+    `mark`: numbers of which one moves, at least, while the engine gets anywhere with them; empty: it tells none.
+    `asleep`: it says that it answers nobody until it is woken.
+    """
 
     running: int
     waiting: int
+    mark: tuple[float, ...] = ()
+    asleep: bool = False
+
+
+class Query(msgspec.Struct, frozen=True, gc=False):
+    """What is asked: GET, or POST where there is a JSON `body`."""
+
+    path: bytes
+    body: bytes = b""
 
 
 class Dialect(Protocol):
-    """One engine's way of saying how busy it is and what it serves."""
+    """One front's way of saying that it lives, how busy it is and what it serves.
+
+    `alive`: a page that it has while its process lives, which says nothing of the engine behind it. `load`: the page
+    that `read_load` reads; None: there is none. `load_apart`: that one is on a port of its own, which the policy has to
+    name (`metrics_url`). `models`: the page that `read_models` reads; None: it tells none. `models_every`: how many
+    polls apart that is looked at, from 1. `nameless`: a request that names no model is served, by the engine's own.
+    """
 
     @property
-    def load_path(self) -> bytes:
-        """Where GET gives the page that `read_load` reads."""
+    def alive(self) -> Query: ...
 
     @property
-    def models_path(self) -> bytes:
-        """Where GET gives the page that `read_models` reads."""
+    def load(self) -> Query | None: ...
+
+    @property
+    def load_apart(self) -> bool: ...
+
+    @property
+    def models(self) -> Query | None: ...
+
+    @property
+    def models_every(self) -> int: ...
+
+    @property
+    def nameless(self) -> bool: ...
 
     def read_load(self, text: bytes) -> Load | None:
         """The load that a page tells; None: it tells none."""
 
     def read_models(self, body: bytes) -> frozenset[str] | None:
-        """The names that requests may ask for; never empty. None: the page does not say."""
+        """The names, the engine's own, that it serves now; perhaps none of them. None: the page does not say."""
 
 
 class Outgoing:

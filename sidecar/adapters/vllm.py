@@ -1,24 +1,31 @@
 """vLLM: its Prometheus page and its OpenAI list of models.
 
-The page has 60 KB, nearly all of it histograms, and is read every second: two names are searched for, and no line
-else is looked at. These two gauges are called the same in every version from 0.5 to 0.33, while most others were
-renamed once (`gpu_cache_usage_perc`, `time_per_output_token_seconds`); versions differ in their labels and in
-`num_requests_waiting_by_reason` (since 0.22), which counts the same requests once more and is left out.
+The page has 60 KB and is read every second: a few names are looked for (`page`). The two gauges of requests are called
+the same in every version from 0.5 to 0.33, and so are the two counters of tokens; the use of the cache was renamed
+(`gpu_cache_usage_perc` until 0.11, `kv_cache_usage_perc` since 0.9), `engine_sleep_state` came with 0.11. Versions
+differ in their labels and in `num_requests_waiting_by_reason` (since 0.22), which counts the same requests once more
+and is left out.
 
-`/load` would be shorter, but says 0 for ever unless the server was started with `--enable-server-load-tracking`.
+1. Tokens alone would not tell an engine that hangs from one that reads a long prompt: it counts the prompt's tokens
+   when it has them all. With every step of that it takes more of the cache, so the cache counts as well.
+2. `/load` would be shorter, but says 0 for ever unless the server was started with `--enable-server-load-tracking`;
+   `/is_sleeping` and `/is_paused` are there in development mode only.
+3. `/health` answers 200 for a core that hangs, sleeps or is paused, and so do all other pages (0.32, seen).
 """
-
-from math import isfinite
 
 import msgspec
 
-from sidecar.adapters.dialect import Load
+from sidecar.adapters.dialect import Load, Query
+from sidecar.adapters.page import count, total
 
 _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
-
-_NEWLINE = ord("\n")
-_AFTER_NAME = frozenset(b"{ \t")
+_GENERATED = b"vllm:generation_tokens_total"
+_PROMPTED = b"vllm:prompt_tokens_total"
+_CACHE = b"vllm:kv_cache_usage_perc"
+_CACHE_ONCE = b"vllm:gpu_cache_usage_perc"
+_SLEEP = b"vllm:engine_sleep_state"
+_AWAKE = b'sleep_state="awake"'
 
 
 class _Model(msgspec.Struct, frozen=True, gc=False):
@@ -37,14 +44,31 @@ class Vllm:
 
     __slots__ = ()
 
-    load_path = b"/metrics"
-    models_path = b"/v1/models"
+    alive = Query(b"/health")
+    load = Query(b"/metrics")
+    load_apart = False
+    models = Query(b"/v1/models")
+    models_every = 10
+    """They change when somebody loads one, not with every request."""
+    nameless = True
 
     def read_load(self, text: bytes) -> Load | None:
-        """Both gauges, each summed over engines (data parallel ranks) and model names; None if one is missing."""
-        running = _sum(text, _RUNNING)
-        waiting = _sum(text, _WAITING)
-        return None if running is None or waiting is None else Load(running, waiting)
+        """Both gauges, each summed over engines (data parallel ranks) and model names; None if one is missing.
+
+        Asleep where all of its engines are. Without `generation_tokens_total` there is no mark.
+        """
+        running = count(text, _RUNNING)
+        waiting = count(text, _WAITING)
+        if running is None or waiting is None:
+            return None
+        mark: tuple[float, ...] = ()
+        generated = total(text, _GENERATED)
+        if generated is not None:
+            cache = total(text, _CACHE)
+            if cache is None:
+                cache = total(text, _CACHE_ONCE)
+            mark = (generated, total(text, _PROMPTED) or 0.0, cache or 0.0)
+        return Load(running, waiting, mark, total(text, _SLEEP, _AWAKE) == 0.0)
 
     def read_models(self, body: bytes) -> frozenset[str] | None:
         """Served names and loaded LoRA adapters, which the list has side by side.
@@ -52,31 +76,13 @@ class Vllm:
         An empty list is None, too: an engine that has no name for its model may serve any, and believing it would
         take a whole fleet out of rotation.
         """
-        try:
-            models = _models.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-        return frozenset(model.id for model in models.data if model.id) or None
+        return listed_models(body)
 
 
-def _sum(text: bytes, name: bytes) -> int | None:
-    """A gauge summed over all its label sets; None if there is no sample, or one that counts nothing."""
-    total = 0.0
-    found = False
-    at = text.find(name)
-    while at >= 0:
-        after = at + len(name)
-        if (at == 0 or text[at - 1] == _NEWLINE) and after < len(text) and text[after] in _AFTER_NAME:
-            end = text.find(b"\n", after)
-            if end < 0:
-                end = len(text)
-            # Labels may hold spaces and braces; a line feed in one is escaped, and after the last brace there is none.
-            sample = text[max(after, text.rfind(b"}", after, end) + 1) : end].split(None, 1)
-            try:
-                total += float(sample[0])
-            except (IndexError, ValueError):
-                return None
-            found = True
-            after = end
-        at = text.find(name, after)
-    return int(total) if found and isfinite(total) and total >= 0 else None
+def listed_models(body: bytes) -> frozenset[str] | None:
+    """The ids of OpenAI's list of models; None where it has none, or is no such list."""
+    try:
+        models = _models.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return frozenset(model.id for model in models.data if model.id) or None

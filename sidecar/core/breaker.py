@@ -122,10 +122,10 @@ class Transition(msgspec.Struct, frozen=True):
     """A change of state, as it is logged and shared.
 
     `at` is monotonic seconds. `why` is one word of a bounded set (`consecutive`, `failure_ratio`, `fast`, `gray`,
-    `location`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `capacity`, `panic`, and of what
-    other sidecars did `lease_expired`, `inconclusive`, `withdrawn`, `log_away`); `evidence` says it in
-    words. `generation` is the new one. `agreed`: it came from the log, and must not go there again. The rest is of an
-    open breaker, for those who shall wait and prove as long as this one: how long it waits, what its shortest and
+    `location`, `stalled`, `canary`, `waited`, `probe_failed`, `proved`, `operator`, `mode_off`, `floor`, `capacity`,
+    `panic`, and of what other sidecars did `lease_expired`, `inconclusive`, `withdrawn`, `log_away`); `evidence` says
+    it in words. `generation` is the new one. `agreed`: it came from the log, and must not go there again. The rest is
+    of an open breaker, for those who shall wait and prove as long as this one: how long it waits, what its shortest and
     longest wait are, how often it doubled, how many probes outweigh its evidence, how long it takes to its full share.
     """
 

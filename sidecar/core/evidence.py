@@ -17,12 +17,16 @@ from sidecar.core.service import ServiceState
 from sidecar.core.sketch import bucket_of
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import DOCTRINE, Ending, Result
+from sidecar.policy.schema import Adaptive, Seconds
 
 DEADLINES: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.TOKEN_GAP_TIMEOUT})
 """How an attempt ends that took too long: of an overloaded fleet no evidence against one endpoint."""
 
 CUT: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.LATE})
 """How an attempt ends whose first token we no longer wait for: it would have taken longer still."""
+
+_AT_ONCE: Final = Seconds(0.001)
+"""To the full share: the fixed rules know no ramp."""
 
 _FAILURE: Final = Result.FAILURE
 _IGNORED: Final = Result.IGNORED
@@ -147,6 +151,19 @@ def absorb(service: ServiceState, seen: list[Counts], now: float) -> list[Transi
         if transition is not None:
             moved.append(transition)
     return moved
+
+
+def distrust(service: ServiceState, node: Node, why: str, said: str, now: float) -> Transition | None:
+    """A health check has evidence that the engine does not serve, and says so in words: opens, where the guards allow.
+
+    It waits and proves itself as after any trip of the rule's or the detector's.
+    """
+    detection = service.detection
+    if detection is not None:
+        return node.breaker.trip(why, said, 0, detection.rule, now)
+    rule = service.policy.breakers.node
+    waits = Adaptive(open_s=rule.open_s, open_max_s=rule.open_max_s, ramp_s=_AT_ONCE)
+    return node.breaker.trip(why, said, 0, waits, now)
 
 
 def _trip(detection: Detection, node: Node, trip: Trip, now: float) -> Transition | None:

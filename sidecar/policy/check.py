@@ -59,6 +59,11 @@ def _check_endpoints(service: Service) -> Iterator[Fault]:
         seen.add(key)
         if endpoint.tls_ca and not endpoint.url.startswith("https:"):
             yield Fault(("endpoints", index, "tls_ca"), "is of use with https:// only")
+        if endpoint.metrics_url:
+            try:
+                endpoint_key(endpoint.metrics_url)
+            except ValueError as exc:
+                yield Fault(("endpoints", index, "metrics_url"), f'"{endpoint.metrics_url}" {exc}')
         yield from _check_front(endpoint, ("endpoints", index))
 
 

@@ -76,7 +76,8 @@ class Endpoint(Strict, frozen=True, kw_only=True):
     `front`: which of its engine's HTTP servers it is; empty: the usual one (vLLM `openai`, Triton `generate`, DeepSpeed
     `openai`). `engine_model`: what the engine calls its model, or MII its deployment, whatever clients call it; empty:
     what the client asks for. `chat_template`: file or model folder with the Jinja template that makes chats prompts,
-    for fronts that have none (`generate`, `api_server`, `gateway`); empty: these take no chats.
+    for fronts that have none (`generate`, `api_server`, `gateway`); empty: these take no chats. `metrics_url`: where
+    its metrics are, if not at `url` (Triton's are on another port); empty: there, or nowhere for Triton.
     """
 
     url: Url
@@ -84,6 +85,7 @@ class Endpoint(Strict, frozen=True, kw_only=True):
     front: Front = ""
     engine_model: Text = ""
     chat_template: Text = ""
+    metrics_url: Annotated[str, Meta(max_length=512, extra_json_schema={"pattern": f"^$|{URL_PATTERN}"})] = ""
     version: Name = "v1"
     zone: Place = ""
     node: Place = ""
@@ -291,15 +293,20 @@ class Limits(Strict, frozen=True, kw_only=True):
 
 
 class HealthCheck(Strict, frozen=True, kw_only=True):
-    """Asking each engine for its queue (every `interval`) and its models (every tenth time); `timeout` for each answer.
+    """Asking each engine for its queue (every `interval`) and its models; `timeout` for each answer.
 
     Off by default: one sidecar's own counts tell how busy an engine is that it alone feeds. `load` is for fleets that
-    share engines, at the price of a scrape per second, sidecar and endpoint.
+    share engines, at the price of a scrape per second, sidecar and endpoint; it opens no breaker. `truth` opens the
+    breaker of an engine that says that it sleeps, or that it has work and got nowhere with it for `stalled`; and asks
+    one that nobody asked anything for `canary_interval` for a token, which it must give as any client's: two failures
+    in a row open, too (docs/engines.md#health).
     """
 
-    mode: Literal["off", "load"] = "off"
+    mode: Literal["off", "load", "truth"] = "off"
     interval_s: Seconds = field(name="interval", default=Seconds(1))
     timeout_s: Seconds = field(name="timeout", default=Seconds(1))
+    stalled_s: Seconds = field(name="stalled", default=Seconds(10))
+    canary_interval_s: Seconds = field(name="canary_interval", default=Seconds(30))
 
 
 class Service(Strict, frozen=True, kw_only=True):

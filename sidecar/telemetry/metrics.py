@@ -114,6 +114,11 @@ class Metrics:
             "Wire attempts that were copies of a request, sent to an endpoint on trial",
             (*node, "outcome"),
         )
+        self.health_canaries = self._counters(
+            "sidecar_health_canaries_total",
+            "Requests of our own for one token, by which health checks ask whether an engine serves",
+            (*node, "ending", "outcome"),
+        )
         self.attempt_duration = self._summaries("sidecar_attempt_duration_seconds", "Wire attempts", node)
         self.attempt_ttft = self._summaries(
             "sidecar_attempt_time_to_first_token_seconds", "Wire attempts, to their first token", node
@@ -179,6 +184,17 @@ class Metrics:
             series.touched = True
             self.touched.append(series)
         series.take(record)
+
+    def successes(self, service: str, version: str, endpoint: str) -> int:
+        """How many attempts on an endpoint ended well."""
+        series = self._attempt_series.get((service, version, endpoint))
+        if series is None:
+            return 0
+        return sum(cell.n for (_, result), cell in series.endings.items() if result == id(_SUCCESS))
+
+    def canary(self, service: str, version: str, endpoint: str, ending: Ending, result: Result) -> None:
+        """Count a health check's request for one token."""
+        self.health_canaries.child((service, version, endpoint, ending.value, result.value)).n += 1
 
     def transition(self, transition: Transition) -> None:
         """Count one breaker transition."""
@@ -252,7 +268,13 @@ class Metrics:
             family.retain(lambda labels: labels[0] in services)
         for histograms in (self.duration, self.ttft, self.tpot, self.gap, self.usage):
             histograms.retain(lambda labels: labels[0] in services)
-        for counters in (self.attempts, self.probe_copies, self.attempt_connections, self.malformed_events):
+        for counters in (
+            self.attempts,
+            self.probe_copies,
+            self.health_canaries,
+            self.attempt_connections,
+            self.malformed_events,
+        ):
             counters.retain(lambda labels: (labels[0], labels[2]) in nodes)
         for summaries in (self.attempt_duration, self.attempt_ttft):
             summaries.retain(lambda labels: (labels[0], labels[2]) in nodes)
@@ -271,7 +293,13 @@ class Metrics:
 
         self._attempt_series = {key: series for key, series in self._attempt_series.items() if stays(key[0], key[2])}
         self.touched = [series for series in self.touched if stays(series.key[0], series.key[2])]
-        for counters in (self.attempts, self.probe_copies, self.attempt_connections, self.malformed_events):
+        for counters in (
+            self.attempts,
+            self.probe_copies,
+            self.health_canaries,
+            self.attempt_connections,
+            self.malformed_events,
+        ):
             counters.retain(lambda labels: stays(labels[0], labels[2]))
         for summaries in (self.attempt_duration, self.attempt_ttft):
             summaries.retain(lambda labels: stays(labels[0], labels[2]))

@@ -5,8 +5,10 @@ from typing import Final
 
 from sidecar.core.breaker import State, Transition
 from sidecar.core.poison import Condemned
+from sidecar.core.pool import Node
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey
+from sidecar.kernel.outcome import Ending, Result
 from sidecar.proxy.ports import AttemptRecord, RequestRecord
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.metrics import Metrics
@@ -36,6 +38,10 @@ class TelemetryRecorder:
     def attempt(self, record: AttemptRecord) -> None:
         """Metrics only: the request's line tells how many attempts it took."""
         self._metrics.attempt(record)
+
+    def canary(self, node: Node, ending: Ending, result: Result) -> None:
+        """Metrics only: it is nobody's request, and a breaker that it moves has its event."""
+        self._metrics.canary(node.service, node.version, node.key, ending, result)
 
     def request(self, record: RequestRecord) -> None:
         """Metrics and the canonical line."""

@@ -831,8 +831,9 @@ class Replica:
     def _demanded(self, key: str, breaker: Breaker, now: float) -> bool:
         if breaker.scope is Scope.NODE:
             service = self._service(breaker.service)
-            return service is not None and now - service.asked_at < KEEP_S
-        return self.leases.wanted(key, now)
+            if service is not None and now - service.asked_at < KEEP_S:
+                return True
+        return self.leases.wanted(key, now)  # of an endpoint: by a health check
 
     def _remind(self, breaker: Breaker, now: float) -> None:
         t = Transition(

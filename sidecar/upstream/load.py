@@ -2,10 +2,10 @@
 
 What we sent and did not get back is exact and free; an engine that others feed too is busier than that, and only the
 engine knows. For services whose policy says so, every node's load page is read each interval and its list of models
-every tenth time.
+every so many times.
 
-1. It informs the choice and judges nobody: no breaker hears of it. A stalled engine answers here as if nothing were
-   wrong, and one too busy to answer still serves.
+1. With `health_check.mode: load` it informs the choice and judges nobody: no breaker hears of it. A stalled engine
+   answers here as if nothing were wrong, and one too busy to answer still serves. With `truth`, `trust` judges.
 2. Last words hold for two more failures and then count as unknown: an empty queue and every model, so that a page that
    cannot be read keeps nobody out of rotation.
 3. The relay's own connections are used: one per node stays warm, and no client library is needed. There is no task per
@@ -18,20 +18,27 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from sidecar.adapters import DIALECTS
-from sidecar.adapters.dialect import Dialect
+from sidecar.adapters.dialect import Query
 from sidecar.core.fleet import Fleet
 from sidecar.core.pool import Node
+from sidecar.core.service import ServiceState
 from sidecar.kernel.exchange import ResponseHead
-from sidecar.policy.schema import HealthCheck
+from sidecar.kernel.ids import EndpointKey
+from sidecar.policy.address import endpoint_key
+from sidecar.policy.schema import Endpoint, HealthCheck, front_of
 from sidecar.proxy.ports import Connector, Link
 from sidecar.proxy.watchdog import Timers, Watchdog
-
-MODELS_EVERY = 10
-"""Polls between two looks at the models: they change when somebody loads one, not with every request."""
+from sidecar.upstream.canary import HealthRecorder
+from sidecar.upstream.trust import Means, Trust
 
 MISSES = 3
 """Failures in a row until what was said before is forgotten: one is noise, and after three the queue is another."""
+
+RETRY_MODELS = 10
+"""Polls until models that cannot be read are asked for again."""
 
 MAX_POLLS = 64
 """Nodes asked at a time; the others wait their turn. Bounds what is held: 64 pages of 60 KB, of 1 MiB at worst."""
@@ -44,13 +51,27 @@ FOLLOW_S = 0.5
 
 
 class LoadReader:
-    """Polls every node of every service whose `health_check.mode` is `load` and whose engine has a dialect."""
+    """Polls every node of every service whose `health_check.mode` is not `off`.
 
-    def __init__(self, fleet: Fleet, connector: Connector, timers: Timers) -> None:
+    `recorder` hears of breakers that it moves and of canaries; `successes` says how many requests a node has answered
+    well, `members` how many sidecars share their canaries, `wall` seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        connector: Connector,
+        timers: Timers,
+        *,
+        recorder: HealthRecorder,
+        successes: Callable[[Node], int],
+        members: Callable[[], int],
+        wall: Callable[[], float],
+    ) -> None:
+        self.watchdog = Watchdog(timers)
+        self.means = Means(fleet, connector, timers, self.watchdog, recorder, successes, members, wall)
         self._fleet = fleet
-        self._connector = connector
         self._timers = timers
-        self._watchdog = Watchdog(timers)
         self._followed = -1
         self._watches: dict[Node, _Watch] = {}
         self._queue: deque[_Watch] = deque()
@@ -70,21 +91,16 @@ class LoadReader:
         if self._fleet.generation == self._followed:
             return
         self._followed = self._fleet.generation
-        terms: dict[Node, tuple[Dialect, HealthCheck]] = {}
+        terms: dict[Node, tuple[ServiceState, Endpoint, HealthCheck]] = {}
         for service in self._fleet.services.values():
             rule = service.policy.health_check
-            if rule.mode == "off":
-                continue
-            for node in service.nodes.values():
-                dialect = DIALECTS.get(node.endpoint.engine)
-                if dialect is not None:
-                    terms[node] = (dialect, rule)
-        self._forget([node for node, watch in self._watches.items() if terms.get(node) != (watch.dialect, watch.rule)])
+            if rule.mode != "off":
+                terms.update((node, (service, node.endpoint, rule)) for node in service.nodes.values())
+        self._forget([node for node, watch in self._watches.items() if terms.get(node) != watch.terms])
         now = self._timers.time()
-        for node, (dialect, rule) in terms.items():
+        for node, (service, _, rule) in terms.items():
             if node not in self._watches:
-                watch = _Watch(self, self._connector, self._timers, self._watchdog, node, dialect, rule)
-                self._watches[node] = watch
+                self._watches[node] = watch = _Watch(self, service, node, rule)
                 watch.wait(now + rule.interval_s * self._fleet.chance())
 
     def stop(self) -> None:
@@ -118,62 +134,66 @@ class _Watch:
     """One node that is polled: rests until its next poll is due, or has a page asked for."""
 
     __slots__ = (
-        "_connector",
+        "_dialect",
         "_due",
         "_get",
         "_load_misses",
         "_models_in",
         "_models_misses",
         "_node",
+        "_page",
+        "_page_at",
         "_reader",
+        "_rule",
+        "_silences",
         "_slot",
-        "_timers",
-        "_watchdog",
-        "dialect",
-        "rule",
+        "_trust",
+        "terms",
     )
 
-    def __init__(
-        self,
-        reader: LoadReader,
-        connector: Connector,
-        timers: Timers,
-        watchdog: Watchdog,
-        node: Node,
-        dialect: Dialect,
-        rule: HealthCheck,
-    ) -> None:
+    def __init__(self, reader: LoadReader, service: ServiceState, node: Node, rule: HealthCheck) -> None:
+        endpoint = node.endpoint
+        self.terms = (service, endpoint, rule)
         self._reader = reader
-        self._connector = connector
-        self._timers = timers
-        self._watchdog = watchdog
         self._node = node
-        self.dialect = dialect
-        self.rule = rule
+        self._rule = rule
+        self._dialect = dialect = DIALECTS[endpoint.engine, front_of(endpoint)]
+        self._trust = (
+            Trust(reader.means, service, node, rule, nameless=dialect.nameless) if rule.mode == "truth" else None
+        )
+        self._page = dialect.alive
+        self._page_at = endpoint
+        if dialect.load is not None and (endpoint.metrics_url or not dialect.load_apart):
+            self._page = dialect.load
+            if endpoint.metrics_url:
+                self._page_at = replace(endpoint, url=endpoint.metrics_url)
         self._get: _Get | None = None
         self._slot = 0
         self._due = 0.0
         self._load_misses = 0
+        self._silences = 0  # polls in a row that were not answered
         self._models_misses = 0
         self._models_in = 0  # polls until the models are asked for again
 
     def wait(self, due: float) -> None:
         """Rest until `due`, then poll."""
         self._due = due
-        self._slot = self._watchdog.add(self, due)
+        self._slot = self._reader.watchdog.add(self, due)
 
     def poll(self) -> None:
         """Ask for the load, and for the models if it is time; `turn_ended` follows."""
         self._models_in -= 1
-        self._ask(self.dialect.load_path, self._load_told)
+        self._ask(self._page, self._page_at, self._load_told)
 
     def drop(self) -> None:
         """Watch it no more: what it said will be wrong soon, so it is forgotten."""
-        self._watchdog.remove(self, self._slot)
+        self._reader.watchdog.remove(self, self._slot)
         if self._get is not None:
             self._get.stop()
             self._get = None
             self._reader.turn_ended()
+        if self._trust is not None:
+            self._trust.drop()
         node = self._node
         node.waiting = 0
         node.models = None
@@ -188,43 +208,55 @@ class _Watch:
             get.stop()
             get.tell(0, b"")
 
-    def _ask(self, path: bytes, told: Callable[[int, bytes], None]) -> None:
-        self._slot = self._watchdog.add(self, self._timers.time() + self.rule.timeout_s)
-        self._get = _Get(self._connector, self._node, path, told)
-        self._get.start(self.rule.timeout_s)
+    def _ask(self, query: Query, at: Endpoint, told: Callable[[int, bytes], None]) -> None:
+        reader = self._reader
+        self._slot = reader.watchdog.add(self, reader.means.timers.time() + self._rule.timeout_s)
+        key = self._node.key if at is self._node.endpoint else endpoint_key(at.url)
+        self._get = _Get(reader.means.connector, key, at, query, told)
+        self._get.start(self._rule.timeout_s)
 
     def _load_told(self, status: int, page: bytes) -> None:
-        self._watchdog.remove(self, self._slot)
-        node = self._node
+        self._reader.watchdog.remove(self, self._slot)
+        node, trust = self._node, self._trust
         node.healthy = answered = 0 < status < 500
-        load = self.dialect.read_load(page) if status == 200 else None
+        self._silences = 0 if answered else self._silences + 1
+        load = self._dialect.read_load(page) if status == 200 else None
         if load is not None:
             self._load_misses = 0
             node.waiting = load.waiting
+            if trust is not None:
+                trust.read(load.running + load.waiting, load.mark, load.asleep)
         else:
             self._load_misses += 1
             if self._load_misses >= MISSES:
                 node.waiting = 0
+            if trust is not None:
+                trust.unread(silent=self._silences == MISSES)
         if not answered:
             self._missed_models()
             # When it comes back, it may be another engine.
             self._models_in = 0
             self._rest()
-        elif self._models_in <= 0:
-            self._ask(self.dialect.models_path, self._models_told)
+        elif self._models_in <= 0 and self._dialect.models is not None:
+            self._ask(self._dialect.models, node.endpoint, self._models_told)
         else:
             self._rest()
 
     def _models_told(self, status: int, page: bytes) -> None:
-        self._watchdog.remove(self, self._slot)
-        models = self.dialect.read_models(page) if status == 200 else None
+        self._reader.watchdog.remove(self, self._slot)
+        models = self._dialect.read_models(page) if status == 200 else None
         if models is not None:
             self._models_misses = 0
-            self._models_in = MODELS_EVERY
-            self._node.models = models
+            self._models_in = self._dialect.models_every
+            engine_model = self._node.endpoint.engine_model
+            if engine_model:
+                # Clients have other names for it: it serves what the policy says, or nothing.
+                self._node.models = None if engine_model in models else frozenset()
+            else:
+                self._node.models = models
         else:
             self._missed_models()
-            self._models_in = 1 if self._models_misses < MISSES else MODELS_EVERY
+            self._models_in = 1 if self._models_misses < MISSES else RETRY_MODELS
         self._rest()
 
     def _missed_models(self) -> None:
@@ -234,22 +266,26 @@ class _Watch:
 
     def _rest(self) -> None:
         self._get = None
-        interval_s = self.rule.interval_s
+        interval_s = self._rule.interval_s
+        now = self._reader.means.timers.time()
         # Polls that should have begun meanwhile are left out, so that the phase stays.
-        late = max(0.0, self._timers.time() - self._due)
+        late = max(0.0, now - self._due)
         self.wait(self._due + interval_s * (late // interval_s + 1))
+        if self._trust is not None:
+            self._trust.look(now)
         self._reader.turn_ended()
 
 
 class _Get:
-    """One GET: a sink that collects the page. `tell(status, page)` comes once, status 0 without a whole answer."""
+    """One page: a sink that collects it. `tell(status, page)` comes once, status 0 without a whole answer."""
 
     __slots__ = (
         "_connector",
+        "_endpoint",
+        "_key",
         "_link",
-        "_node",
-        "_path",
         "_pieces",
+        "_query",
         "_reused",
         "_size",
         "_status",
@@ -257,10 +293,18 @@ class _Get:
         "tell",
     )
 
-    def __init__(self, connector: Connector, node: Node, path: bytes, tell: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        key: EndpointKey,
+        endpoint: Endpoint,
+        query: Query,
+        tell: Callable[[int, bytes], None],
+    ) -> None:
         self._connector = connector
-        self._node = node
-        self._path = path
+        self._key = key
+        self._endpoint = endpoint
+        self._query = query
         self.tell = tell
         self._link: Link | None = None
         self._reused = False
@@ -282,17 +326,25 @@ class _Get:
             self._connector.cancel(self)
 
     def _open(self, *, fresh: bool) -> None:
-        node = self._node
-        self._connector.open(node.key, node.endpoint, self._timeout_s, self, fresh=fresh)
+        self._connector.open(self._key, self._endpoint, self._timeout_s, self, fresh=fresh)
 
     # What the pool and the link call.
 
     def on_connected(self, link: Link) -> None:
         self._link = link
         self._reused = link.used
-        host = "localhost" if self._node.endpoint.url.startswith("unix:") else self._node.key
-        head = b"GET %b HTTP/1.1\r\nhost: %b\r\nuser-agent: llm-sidecar\r\n\r\n" % (self._path, host.encode())
-        link.send(self, head, b"", head_only=False, upgrade=False)
+        host = "localhost" if self._endpoint.url.startswith("unix:") else self._key
+        query = self._query
+        method, more = b"GET", b""
+        if query.body:
+            method, more = b"POST", b"content-type: application/json\r\ncontent-length: %d\r\n" % len(query.body)
+        head = b"%b %b HTTP/1.1\r\nhost: %b\r\nuser-agent: llm-sidecar\r\n%b\r\n" % (
+            method,
+            query.path,
+            host.encode(),
+            more,
+        )
+        link.send(self, head, query.body, head_only=False, upgrade=False)
 
     def on_connect_failed(self, detail: str) -> None:
         self.tell(0, b"")

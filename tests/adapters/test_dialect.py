@@ -1,26 +1,27 @@
 """What holds for every dialect there is."""
 
-from typing import get_args
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.adapters import DIALECTS
 from sidecar.adapters.dialect import Dialect
-from sidecar.policy.schema import Engine
+from sidecar.policy.schema import FRONTS
 
-each = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
+each = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=[" ".join(key) for key in DIALECTS])
 
 
-def test_dialects_are_of_engines_that_policies_may_name() -> None:
-    assert set(DIALECTS) <= set(get_args(Engine))
+def test_every_front_that_a_policy_may_name_has_a_dialect() -> None:
+    assert set(DIALECTS) == {(engine, front) for engine, fronts in FRONTS.items() for front in fronts}
 
 
 @each
 def test_pages_are_at_paths_that_a_request_line_can_name(dialect: Dialect) -> None:
-    for path in (dialect.load_path, dialect.models_path):
-        assert path.startswith(b"/") and path.isascii() and path.decode().isprintable() and b" " not in path
+    for query in (dialect.alive, dialect.load, dialect.models):
+        if query is not None:
+            path = query.path
+            assert path.startswith(b"/") and path.isascii() and path.decode().isprintable() and b" " not in path
+    assert dialect.models_every >= 1
 
 
 @each
@@ -29,7 +30,7 @@ def test_a_page_of_anything_is_read_or_is_none(dialect: Dialect, page: bytes) ->
     load = dialect.read_load(page)
     assert load is None or (load.running >= 0 and load.waiting >= 0)
     models = dialect.read_models(page)
-    assert models is None or models
+    assert models is None or all(isinstance(name, str) for name in models)
 
 
 @each

@@ -3,186 +3,24 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from itertools import chain, repeat
 
 import pytest
 from msgspec.structs import replace
 
+from sidecar.adapters.vllm import Vllm
 from sidecar.core.breaker import State
-from sidecar.core.fleet import Fleet
-from sidecar.core.pool import Node
 from sidecar.demo.engine import Engine
 from sidecar.demo.script import Fault, Kind, Script
 from sidecar.kernel.exchange import ResponseHead
-from sidecar.kernel.ids import EndpointKey, ServiceName
+from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import Endpoint, HealthCheck, Seconds, Service, Snapshot
-from sidecar.proxy.ports import Sink
 from sidecar.proxy.watchdog import SLOT_S
-from sidecar.upstream.load import MAX_PAGE_BYTES, MAX_POLLS, MISSES, MODELS_EVERY, LoadReader
-from tests.clock import Clock
+from sidecar.upstream.load import MAX_PAGE_BYTES, MAX_POLLS, MISSES, RETRY_MODELS
 from tests.harness import connect, eventually
 from tests.under_test import chat, node_breaker, service, sidecar
+from tests.upstream.polling import MODELS, POLLED, Bench, load_page, plan
 
-POLLED = HealthCheck(mode="load", interval_s=Seconds(1), timeout_s=Seconds(0.8))
-MODELS = b'{"object":"list","data":[{"id":"tiny"},{"id":"l1"}]}'
-
-
-def load_page(waiting: int, running: int = 1) -> bytes:
-    return b"vllm:num_requests_running %d.0\nvllm:num_requests_waiting %d.0\n" % (running, waiting)
-
-
-class FakeLink:
-    """A connection that keeps what was sent, and answers when told."""
-
-    def __init__(self, key: EndpointKey, used: bool) -> None:
-        self.key = key
-        self.used = used
-        self.received = False
-        self.sent = b""
-        self.aborted = False
-        self.sink: Sink | None = None
-
-    @property
-    def path(self) -> str:
-        return self.sent.split(b" ")[1].decode()
-
-    @property
-    def open(self) -> bool:
-        """Whether it waits for its answer."""
-        return self.sink is not None
-
-    def send(self, sink: Sink, head: bytes, body: bytes, *, head_only: bool, upgrade: bool) -> None:
-        assert not (self.sent or body or head_only or upgrade)
-        self.sink = sink
-        self.sent = head
-
-    def answer(self, status: int, *parts: bytes) -> None:
-        """A whole answer, as far as its reader lets it come."""
-        sink = self.sink
-        assert sink is not None
-        self.received = True
-        sink.on_head(ResponseHead(status, b"", [], b"text/plain", None, False, b""))
-        for part in parts:
-            if self.sink is None:
-                return
-            sink.on_body(part)
-        if self.sink is not None:
-            sink = self._take()
-            sink.on_end([])
-            sink.on_released()
-
-    def lose(self) -> None:
-        self._take().on_lost()
-
-    def garble(self) -> None:
-        self._take().on_bad_bytes("no HTTP")
-
-    def _take(self) -> Sink:
-        sink, self.sink = self.sink, None
-        assert sink is not None
-        return sink
-
-    def abort(self) -> None:
-        self.aborted = True
-        self.sink = None
-
-    def close(self) -> None:
-        raise AssertionError("a poll has no tunnel")
-
-    def open_upload(self, *, chunked: bool) -> None:
-        raise AssertionError
-
-    def upload(self, data: bytes) -> None:
-        raise AssertionError
-
-    def end_upload(self, trailers: list[bytes]) -> None:
-        raise AssertionError
-
-    def send_tunnel(self, data: bytes) -> None:
-        raise AssertionError
-
-    def pause(self) -> None:
-        raise AssertionError
-
-    def resume(self) -> None:
-        raise AssertionError
-
-
-class FakePool:
-    """A connector that connects at once, or keeps who asks waiting while `slow`; `reuses` lends used connections."""
-
-    def __init__(self) -> None:
-        self.slow = False
-        self.reuses = False
-        self.links: list[FakeLink] = []
-        self.fresh: list[bool] = []
-        self.connecting: list[tuple[Sink, float]] = []
-
-    def open(self, key: EndpointKey, endpoint: Endpoint, connect_s: float, sink: Sink, *, fresh: bool = False) -> None:
-        self.fresh.append(fresh)
-        if self.slow:
-            self.connecting.append((sink, connect_s))
-            return
-        link = FakeLink(key, self.reuses and not fresh)
-        self.links.append(link)
-        sink.on_connected(link)
-
-    def cancel(self, sink: Sink) -> None:
-        self.connecting = [waiting for waiting in self.connecting if waiting[0] is not sink]
-
-
-class Bench:
-    """A reader over fakes. `chances` are where in the interval first polls fall; in its middle beyond."""
-
-    def __init__(self, *services: Service, chances: tuple[float, ...] = ()) -> None:
-        drawn = chain(chances, repeat(0.5))
-        self.clock = Clock()
-        self.start = self.clock.now
-        self.fleet = Fleet(lambda: next(drawn))
-        self.pool = FakePool()
-        self.reader = LoadReader(self.fleet, self.pool, self.clock)
-        self.apply(*services)
-
-    def apply(self, *services: Service) -> None:
-        self.fleet.apply(Snapshot(version=1, services=services), self.clock.now)
-        self.reader.follow()
-
-    def node(self, number: int = 1) -> Node:
-        return self.fleet.services[ServiceName("chat")].nodes[EndpointKey(f"h{number}:80")]
-
-    @property
-    def open(self) -> list[FakeLink]:
-        return [link for link in self.pool.links if link.open]
-
-    def asked(self) -> FakeLink:
-        """The one link that waits for its answer."""
-        [link] = self.open
-        return link
-
-    def answer_all(self, waiting: int = 0) -> None:
-        """Whoever is asked answers, page after page."""
-        while self.open:
-            link = self.open[0]
-            link.answer(200, MODELS if link.path == "/v1/models" else load_page(waiting))
-
-    def until_asked(self) -> None:
-        """Time goes by until somebody waits for an answer, or for a connection."""
-        before = self.clock.now
-        while not (self.open or self.pool.connecting):
-            self.clock.advance(SLOT_S)
-            assert self.clock.now < before + 3 * POLLED.interval_s, "nobody is asked"
-
-    def poll(self, waiting: int = 0) -> list[str]:
-        """The next to be asked answer; the paths asked for."""
-        before = len(self.pool.links)
-        self.until_asked()
-        self.answer_all(waiting)
-        return [link.path for link in self.pool.links[before:]]
-
-
-def plan(count: int = 1, rule: HealthCheck = POLLED, **changes: str) -> Service:
-    endpoints = tuple(Endpoint(url=f"http://h{number}:80", **changes) for number in range(1, count + 1))  # type: ignore[arg-type]
-    return Service(name="chat", endpoints=endpoints, health_check=rule, breakers=node_breaker(1))
+MODELS_EVERY = Vllm.models_every
 
 
 # --- who is asked, and when -----------------------------------------------------------------------------------------
@@ -194,11 +32,88 @@ def test_nobody_is_asked_while_policy_says_off() -> None:
     assert bench.pool.links == []
 
 
-@pytest.mark.parametrize("engine", ["triton", "deepspeed"])
-def test_engine_without_a_dialect_is_not_asked(engine: str) -> None:
-    bench = Bench(plan(engine=engine))
-    bench.clock.advance(60)
-    assert bench.pool.links == []
+FRONTS = {
+    # what the policy says -> what is asked, and where
+    "vllm": ({}, [("h1:80", "GET /metrics"), ("h1:80", "GET /v1/models")]),
+    "vllm, metrics apart": (
+        {"metrics_url": "http://h1:9"},
+        [("h1:9", "GET /metrics"), ("h1:80", "GET /v1/models")],
+    ),
+    "triton": ({"engine": "triton"}, [("h1:80", "GET /v2/health/live"), ("h1:80", "POST /v2/repository/index")]),
+    "triton, metrics named": (
+        {"engine": "triton", "metrics_url": "http://h1:8002"},
+        [("h1:8002", "GET /metrics"), ("h1:80", "POST /v2/repository/index")],
+    ),
+    "triton, openai": (
+        {"engine": "triton", "front": "openai"},
+        [("h1:80", "GET /metrics"), ("h1:80", "GET /v1/models")],
+    ),
+    "mii": ({"engine": "deepspeed"}, [("h1:80", "GET /health")]),
+    "mii, gateway": ({"engine": "deepspeed", "front": "gateway"}, [("h1:80", "GET /healthz")]),
+}
+
+
+@pytest.mark.parametrize(("changes", "expected"), FRONTS.values(), ids=FRONTS.keys())
+def test_each_front_is_asked_for_what_it_tells(changes: dict[str, str], expected: list[tuple[str, str]]) -> None:
+    bench = Bench(plan(**changes))  # type: ignore[arg-type]
+    bench.until_asked()
+    asked = []
+    while bench.open:
+        link = bench.asked()
+        host = link.sent.partition(b"host: ")[2].partition(b"\r\n")[0].decode()
+        assert host == link.key
+        asked.append((host, b" ".join(link.sent.split(b" ")[:2]).decode()))
+        assert bool(link.body) == link.sent.startswith(b"POST")
+        link.answer(200, b"")
+    assert asked == expected
+    assert bench.node().healthy
+
+
+def test_what_is_posted_is_json_of_its_length() -> None:
+    bench = Bench(plan(engine="triton"))
+    bench.until_asked()
+    bench.asked().answer(200)
+    link = bench.asked()
+    assert link.sent == (
+        b"POST /v2/repository/index HTTP/1.1\r\nhost: h1:80\r\nuser-agent: llm-sidecar\r\n"
+        b"content-type: application/json\r\ncontent-length: 2\r\n\r\n"
+    )
+    assert link.body == b"{}"
+
+
+def index(**states: str) -> bytes:
+    told = [f'{{"name":"{name}","version":"1","state":"{state}"}}' for name, state in states.items()]
+    return f"[{','.join(told)}]".encode()
+
+
+def polled(bench: Bench, page: bytes) -> None:
+    """A Triton answers one poll."""
+    bench.until_asked()
+    bench.asked().answer(200)
+    bench.asked().answer(200, page)
+
+
+def test_models_of_a_triton_are_those_that_are_ready() -> None:
+    bench = Bench(plan(engine="triton"))
+    node = bench.node()
+    polled(bench, index(a="READY", b="LOADING", c="READY"))
+    assert node.models == frozenset({"a", "c"})
+    polled(bench, index(a="READY", b="READY", c="UNLOADING"))  # every poll, not every tenth
+    assert node.models == frozenset({"a", "b"})
+    polled(bench, index())
+    assert node.models == frozenset()
+
+
+def test_an_engine_that_has_its_own_name_for_the_model_serves_all_or_nothing() -> None:
+    bench = Bench(plan(engine="triton", engine_model="smol"))
+    polled(bench, index(smol="READY"))
+    assert bench.node().models is None
+    polled(bench, index(smol="UNLOADING", other="READY"))
+    assert bench.node().models == frozenset()
+    assert bench.fleet.services[ServiceName("chat")].pool("any", None).nodes == ()
+    for turn in range(1, MISSES + 1):
+        polled(bench, b"?")
+        assert bench.node().models == (frozenset() if turn < MISSES else None)
 
 
 def test_first_polls_are_spread_over_the_interval() -> None:
@@ -402,7 +317,7 @@ def test_models_that_cannot_be_read_thrice_are_unknown(fail: Callable[[Bench], N
         assert node.models == (None if turn == MISSES else frozenset({"tiny", "l1"})), turn
     # Who never tells is asked as seldom as who does.
     paths = [bench.poll(waiting=7) for _ in range(MODELS_EVERY)]
-    assert [turn for turn, asked in enumerate(paths, start=1) if "/v1/models" in asked] == [MODELS_EVERY]
+    assert [turn for turn, asked in enumerate(paths, start=1) if "/v1/models" in asked] == [RETRY_MODELS]
     assert (node.waiting, node.models) == (7, frozenset({"tiny", "l1"}))
 
 
@@ -477,15 +392,11 @@ def switched_off(bench: Bench) -> None:
     bench.apply(plan(rule=HealthCheck()))
 
 
-def another_engine(bench: Bench) -> None:
-    bench.apply(plan(engine="triton"))
-
-
 def stopped(bench: Bench) -> None:
     bench.reader.stop()
 
 
-LEAVING = pytest.mark.parametrize("leave", [gone, service_gone, switched_off, another_engine, stopped])
+LEAVING = pytest.mark.parametrize("leave", [gone, service_gone, switched_off, stopped])
 
 
 @LEAVING
@@ -573,6 +484,15 @@ def test_an_endpoint_that_came_alone_is_asked_and_new_weights_change_nothing() -
     policy = bench.fleet.services[ServiceName("chat")].policy
     bench.fleet.put(replace(policy, split={"v1": 1.0}), bench.clock.now)
     assert bench.fleet.generation == generation
+
+
+def test_another_engine_at_the_address_is_asked_in_its_own_words_at_once() -> None:
+    bench = Bench(plan())
+    bench.poll(waiting=7)
+    bench.apply(plan(engine="triton"))
+    assert (bench.node().waiting, bench.node().models) == (0, None)
+    polled(bench, index(a="READY"))
+    assert bench.node().models == frozenset({"a"})
 
 
 def test_new_node_is_watched_beside_the_old_ones() -> None:
