@@ -209,7 +209,8 @@ def test_what_is_what_it_seems_is_not_warned_of(services: list[Service]) -> None
 
 
 def test_identity_that_does_nothing_is_warned_of() -> None:
-    assert warned(identity=Identity(tenant=())) == ["identity.tenant is read for cache_salt alone, which no service has"]
+    (warning,) = warned(identity=Identity(tenant=()))
+    assert warning == "identity.tenant is read for cache_salt alone, which no service has"
     claims = Identity(session=(Source(jwt_claim="sub"),))
     (warning,) = warned(identity=claims)
     assert "sub is never read" in warning
