@@ -6,8 +6,8 @@ whose fault they are and quote its files, and what it does not like it drops, cu
 1. What MII refuses in earnest (a temperature of 0, a prompt of nothing) it answers with a 500, or with a stream that
    breaks off, as if it had failed itself. So before it is asked values are judged as vLLM would judge them.
 2. What a client leaves out is OpenAI's default, and said: MII's own (temperature 0.7, top_p 0.9, 128 tokens) would make
-   an answer depend on which engine gives it. A chat has no limit then: MII ends it where its context ends, whatever
-   number is higher. Its `max_length` of 32768, which it puts beside a text's limit, is taken off for the same reason.
+   an answer depend on which engine gives it. MII ends an answer where its context ends, so limits may be higher; the
+   `max_length` of 32768, which two fronts put beside a limit, may not, and is taken off.
 3. The likeliest token each time (temperature 0) is a choice among one, or no sampling where that can be said.
 4. api_server tells neither a finish reason nor tokens. It is asked for a stream always: then each token is an event,
    and an answer of as many as were allowed ended for its `length`. A stream's last event is an empty one.
@@ -41,11 +41,15 @@ from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.wire.answer import AnswerError, read_error
 from sidecar.wire.call import Api
 
-NO_LIMIT: Final = 1 << 24
-"""Tokens asked for where the client sets no limit to a chat: more than any context holds that MII serves."""
-
 COMPLETION_TOKENS: Final = 16
-"""OpenAI's default `max_tokens` of a completion, and vLLM's."""
+"""Of a completion that names no limit, as OpenAI and vLLM have it."""
+
+CHAT_TOKENS: Final = 4096
+"""Of a chat that names none; OpenAI's API means as many as fit. MII could be asked for those, but does not notice that
+a client left: a chat that rambles would be written to the end of its context for nobody."""
+
+MOST_TOKENS: Final = 1 << 24
+"""Asked for at most: more than any context holds that MII serves, and a number that its protobuf holds."""
 
 COLDEST: Final = 0.01
 """A lower temperature above 0 is raised to it, as vLLM does: logits divided by less overflow."""
@@ -362,11 +366,11 @@ class GatewayReading(_MiiReading):
 
 
 def limit_of(ask: Ask) -> int:
-    """The tokens that an answer may have; `NO_LIMIT` for as many as fit."""
+    """The tokens that an answer may have."""
     asked = ask.max_tokens
     if asked is None:
-        return NO_LIMIT if ask.api is _CHAT else COMPLETION_TOKENS
-    return min(asked, NO_LIMIT)
+        return CHAT_TOKENS if ask.api is _CHAT else COMPLETION_TOKENS
+    return min(asked, MOST_TOKENS)
 
 
 def _sampling(ask: Ask, limit_name: str, least_name: str) -> dict[str, Any]:

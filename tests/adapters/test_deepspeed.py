@@ -7,7 +7,7 @@ import pytest
 
 from sidecar.adapters import TRANSLATORS
 from sidecar.adapters.ask import Ask, needs_of, prompt_of, read_body
-from sidecar.adapters.deepspeed import COMPLETION_TOKENS, NO_LIMIT
+from sidecar.adapters.deepspeed import CHAT_TOKENS, COMPLETION_TOKENS, MOST_TOKENS
 from sidecar.adapters.dialect import Translator
 from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.policy.schema import FRONTS, Front
@@ -97,10 +97,10 @@ def test_sampling_is_passed_on_in_the_fronts_words(name: Front) -> None:
 @each_front
 def test_what_the_client_leaves_out_is_openais_default(name: Front) -> None:
     limit, _ = NAMES[name]
-    assert sent(name, CHAT).items() >= {**SAMPLING, limit: NO_LIMIT}.items()
+    assert sent(name, CHAT).items() >= {**SAMPLING, limit: CHAT_TOKENS}.items()
     assert sent(name, TEXT).items() >= {**SAMPLING, limit: COMPLETION_TOKENS}.items()
     assert sent(name, CHAT, top_k=-1, min_tokens=0, stop=[]).items() <= sent(name, CHAT).items()
-    assert sent(name, CHAT, max_tokens=1 << 30)[limit] == NO_LIMIT
+    assert sent(name, CHAT, max_tokens=1 << 30)[limit] == MOST_TOKENS
 
 
 @each_front
