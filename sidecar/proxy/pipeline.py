@@ -28,6 +28,8 @@ from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.flags import flag_of
 from sidecar.proxy.forwarded import engine_head
+from sidecar.proxy.models import PATH as MODELS_PATH
+from sidecar.proxy.models import model_list
 from sidecar.proxy.ports import Client, Connector, NoTemplates, Recorder, RequestRecord, Templates
 from sidecar.proxy.probe import Probe, may_copy
 from sidecar.proxy.request import Request
@@ -224,6 +226,9 @@ class Exchange:
             return True
         self._total_at = now + service.times.total_s
         if self._call is None:
+            if service.foreign and request.path == MODELS_PATH and request.method == b"GET":
+                self._list_models(service)
+                return True
             self._turn_to(service, now)
             return self._serve()
         if len(request.body) > service.body_bytes:
@@ -565,6 +570,13 @@ class Exchange:
         client.close_after_reply()
         client.send_body(b"\n\n" + event if attempt.reader is not None and attempt.reader.pending else event)
         client.send_end([])
+
+    def _list_models(self, service: ServiceState) -> None:
+        """Answers for engines that have no list of models, or one of other names."""
+        head, body = model_list(service, int(self._pipeline.now_wall()))
+        self._status = head.status
+        self._client.send_head(head, b"x-request-id: %b\r\n" % self._request_id, body)
+        self._client.send_end([])
 
     def _give_up(self, unavailable: Unavailable, now: float) -> None:
         """Nothing can serve: the last attempt's own answer if there was one, else why."""

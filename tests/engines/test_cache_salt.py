@@ -33,8 +33,8 @@ def sidecar(vllm: Vllm, tmp_path: Path) -> Iterator[Sidecar]:
 def found(vllm: Vllm, address: str, path: str, body: dict[str, object], tenant: str = "") -> float:
     """How many of the prompt's tokens the engine had; the answer must be good."""
     before = vllm.metric(HITS)
-    headers = {"x_tenant_id": tenant} if tenant else {}
-    answer = call(address, "POST", path, json.dumps(body).encode(), **headers)
+    data = json.dumps(body).encode()
+    answer = call(address, "POST", path, data, x_tenant_id=tenant) if tenant else call(address, "POST", path, data)
     assert answer.status == 200, answer.body
     return vllm.metric(HITS) - before
 
