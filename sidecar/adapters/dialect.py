@@ -15,16 +15,21 @@ from sidecar.adapters.reading import Reading
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """Requests inside an engine: being generated, and queued for it. Both from 0.
-
-    `mark`: numbers of which one moves, at least, while the engine gets anywhere with them; empty: it tells none.
-    `asleep`: it says that it answers nobody until it is woken.
-    """
+    """Requests inside an engine: being generated, and queued for it. Both from 0."""
 
     running: int
     waiting: int
-    mark: tuple[float, ...] = ()
-    asleep: bool = False
+
+
+class Signs(msgspec.Struct, frozen=True, gc=False):
+    """Whether an engine gets anywhere with its requests.
+
+    `mark`: numbers of which one moves, at least, while it does; empty: it tells none. `asleep`: it says that it answers
+    nobody until it is woken.
+    """
+
+    mark: tuple[float, ...]
+    asleep: bool
 
 
 class Query(msgspec.Struct, frozen=True, gc=False):
@@ -38,9 +43,10 @@ class Dialect(Protocol):
     """One front's way of saying that it lives, how busy it is and what it serves.
 
     `alive`: a page that it has while its process lives, which says nothing of the engine behind it. `load`: the page
-    that `read_load` reads; None: there is none. `load_apart`: that one is on a port of its own, which the policy has to
-    name (`metrics_url`). `models`: the page that `read_models` reads; None: it tells none. `models_every`: how many
-    polls apart that is looked at, from 1. `nameless`: a request that names no model is served, by the engine's own.
+    that `read_load` and `read_signs` read; None: there is none. `load_apart`: that one is on a port of its own, which
+    the policy has to name (`metrics_url`). `models`: the page that `read_models` reads; None: it tells none.
+    `models_every`: how many polls apart that is looked at, from 1. `nameless`: a request that names no model is served,
+    by the engine's own.
     """
 
     @property
@@ -63,6 +69,9 @@ class Dialect(Protocol):
 
     def read_load(self, text: bytes) -> Load | None:
         """The load that a page tells; None: it tells none."""
+
+    def read_signs(self, text: bytes) -> Signs:
+        """The signs of life on the page that tells a load."""
 
     def read_models(self, body: bytes) -> frozenset[str] | None:
         """The names, the engine's own, that it serves now; perhaps none of them. None: the page does not say."""

@@ -12,7 +12,7 @@
 
 import msgspec
 
-from sidecar.adapters.dialect import Load, Query
+from sidecar.adapters.dialect import Load, Query, Signs
 from sidecar.adapters.page import count
 from sidecar.adapters.vllm import listed_models
 
@@ -25,6 +25,9 @@ class _State(msgspec.Struct, frozen=True, gc=False):
 
 
 _index = msgspec.json.Decoder(list[_State])
+
+
+_NONE = Signs((), False)
 
 
 def _queue(text: bytes) -> Load | None:
@@ -49,6 +52,10 @@ class Triton:
     def read_load(self, text: bytes) -> Load | None:
         """The queue of all models; None if the page does not count it."""
         return _queue(text)
+
+    def read_signs(self, text: bytes) -> Signs:
+        """None."""
+        return _NONE
 
     def read_models(self, body: bytes) -> frozenset[str] | None:
         """The models of which a version is ready."""
@@ -75,6 +82,10 @@ class TritonOpenai:
         """The queue of all models; None if the page does not count it."""
         return _queue(text)
 
+    def read_signs(self, text: bytes) -> Signs:
+        """None."""
+        return _NONE
+
     def read_models(self, body: bytes) -> frozenset[str] | None:
         """The models that it lists; an empty list is None, as vLLM's."""
         return listed_models(body)
@@ -97,6 +108,10 @@ class Deepspeed:
     def read_load(self, text: bytes) -> Load | None:
         """Nothing: there is no such page."""
         return None
+
+    def read_signs(self, text: bytes) -> Signs:
+        """None."""
+        return _NONE
 
     def read_models(self, body: bytes) -> frozenset[str] | None:
         """Nothing, likewise."""

@@ -1,13 +1,13 @@
 """vLLM: its Prometheus page and its OpenAI list of models.
 
 The page has 60 KB and is read every second: a few names are looked for (`page`). The two gauges of requests are called
-the same in every version from 0.5 to 0.33, and so are the two counters of tokens; the use of the cache was renamed
+the same in every version from 0.5 to 0.33, and so is the counter of tokens; the use of the cache was renamed
 (`gpu_cache_usage_perc` until 0.11, `kv_cache_usage_perc` since 0.9), `engine_sleep_state` came with 0.11. Versions
 differ in their labels and in `num_requests_waiting_by_reason` (since 0.22), which counts the same requests once more
 and is left out.
 
-1. Tokens alone would not tell an engine that hangs from one that reads a long prompt: it counts the prompt's tokens
-   when it has them all. With every step of that it takes more of the cache, so the cache counts as well.
+1. Tokens alone would not tell an engine that hangs from one that reads a long prompt: that is counted when it is whole.
+   With every step of it the engine takes more of its cache, so the use of the cache is a sign of life as well.
 2. `/load` would be shorter, but says 0 for ever unless the server was started with `--enable-server-load-tracking`;
    `/is_sleeping` and `/is_paused` are there in development mode only.
 3. `/health` answers 200 for a core that hangs, sleeps or is paused, and so do all other pages (0.32, seen).
@@ -15,13 +15,12 @@ and is left out.
 
 import msgspec
 
-from sidecar.adapters.dialect import Load, Query
+from sidecar.adapters.dialect import Load, Query, Signs
 from sidecar.adapters.page import count, total
 
 _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
 _GENERATED = b"vllm:generation_tokens_total"
-_PROMPTED = b"vllm:prompt_tokens_total"
 _CACHE = b"vllm:kv_cache_usage_perc"
 _CACHE_ONCE = b"vllm:gpu_cache_usage_perc"
 _SLEEP = b"vllm:engine_sleep_state"
@@ -53,22 +52,24 @@ class Vllm:
     nameless = True
 
     def read_load(self, text: bytes) -> Load | None:
-        """Both gauges, each summed over engines (data parallel ranks) and model names; None if one is missing.
-
-        Asleep where all of its engines are. Without `generation_tokens_total` there is no mark.
-        """
+        """Both gauges, each summed over engines (data parallel ranks) and model names; None if one is missing."""
         running = count(text, _RUNNING)
         waiting = count(text, _WAITING)
-        if running is None or waiting is None:
-            return None
-        mark: tuple[float, ...] = ()
+        return None if running is None or waiting is None else Load(running, waiting)
+
+    def read_signs(self, text: bytes) -> Signs:
+        """The tokens that were generated and the use of the cache, summed likewise; asleep where all engines are.
+
+        Without a count of tokens there is no mark.
+        """
+        asleep = total(text, _SLEEP, _AWAKE) == 0.0
         generated = total(text, _GENERATED)
-        if generated is not None:
-            cache = total(text, _CACHE)
-            if cache is None:
-                cache = total(text, _CACHE_ONCE)
-            mark = (generated, total(text, _PROMPTED) or 0.0, cache or 0.0)
-        return Load(running, waiting, mark, total(text, _SLEEP, _AWAKE) == 0.0)
+        if generated is None:
+            return Signs((), asleep)
+        cache = total(text, _CACHE)
+        if cache is None:
+            cache = total(text, _CACHE_ONCE)
+        return Signs((generated, cache or 0.0), asleep)
 
     def read_models(self, body: bytes) -> frozenset[str] | None:
         """Served names and loaded LoRA adapters, which the list has side by side.

@@ -190,7 +190,7 @@ class Metrics:
         series = self._attempt_series.get((service, version, endpoint))
         if series is None:
             return 0
-        return sum(cell.n for (_, result), cell in series.endings.items() if result == id(_SUCCESS))
+        return sum([cell.n for (_, result), cell in series.endings.items() if result == id(_SUCCESS)])
 
     def canary(self, service: str, version: str, endpoint: str, ending: Ending, result: Result) -> None:
         """Count a health check's request for one token."""

@@ -225,7 +225,8 @@ class _Watch:
             self._load_misses = 0
             node.waiting = load.waiting
             if trust is not None:
-                trust.read(load.running + load.waiting, load.mark, load.asleep)
+                signs = self._dialect.read_signs(page)
+                trust.read(load.running + load.waiting, signs.mark, signs.asleep)
         else:
             self._load_misses += 1
             if self._load_misses >= MISSES:

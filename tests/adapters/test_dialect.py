@@ -29,6 +29,8 @@ def test_pages_are_at_paths_that_a_request_line_can_name(dialect: Dialect) -> No
 def test_a_page_of_anything_is_read_or_is_none(dialect: Dialect, page: bytes) -> None:
     load = dialect.read_load(page)
     assert load is None or (load.running >= 0 and load.waiting >= 0)
+    signs = dialect.read_signs(page)
+    assert all(number >= 0 for number in signs.mark)
     models = dialect.read_models(page)
     assert models is None or all(isinstance(name, str) for name in models)
 

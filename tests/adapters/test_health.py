@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sidecar.adapters.dialect import Load
+from sidecar.adapters.dialect import Load, Signs
 from sidecar.adapters.health import Deepspeed, Triton, TritonOpenai
 from tests import captures
 
@@ -68,4 +68,5 @@ def test_mii_tells_nothing() -> None:
     mii = Deepspeed(b"/healthz")
     assert (mii.alive.path, mii.load, mii.models) == (b"/healthz", None, None)
     assert mii.read_load(b"ok") is None
+    assert mii.read_signs(b"ok") == Signs((), False)
     assert mii.read_models(b"ok") is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.adapters.dialect import Load
+from sidecar.adapters.dialect import Load, Signs
 from sidecar.adapters.vllm import Vllm
 from tests import captures
 
@@ -37,14 +37,15 @@ RECORDED = captures.body("vllm/metrics.prom")
 
 
 def test_recorded_page_of_an_idle_engine_is_read() -> None:
-    assert VLLM.read_load(RECORDED) == Load(running=0, waiting=0, mark=(72.0, 101.0, 0.0))
+    assert VLLM.read_load(RECORDED) == Load(running=0, waiting=0)
+    assert VLLM.read_signs(RECORDED) == Signs(mark=(72.0, 0.0), asleep=False)
 
 
 def test_recorded_page_of_a_busy_engine_is_read() -> None:
     busy = re.sub(rb"(?m)^(vllm:num_requests_running\{[^}]*\}) 0.0$", rb"\1 2.0", RECORDED)
     busy = re.sub(rb"(?m)^(vllm:num_requests_waiting\{[^}]*\}) 0.0$", rb"\1 3.0", busy)
     assert busy != RECORDED
-    assert VLLM.read_load(busy) == Load(running=2, waiting=3, mark=(72.0, 101.0, 0.0))
+    assert VLLM.read_load(busy) == Load(running=2, waiting=3)
 
 
 PAGES = {
@@ -95,17 +96,14 @@ def test_load_is_read(text: str, expected: Load) -> None:
 
 
 def test_what_moves_while_it_works_is_its_mark() -> None:
-    told = page("1.0", "0.0") + gauge("generation_tokens_total", "7.0") + gauge("prompt_tokens_total", "9.0")
+    told = gauge("generation_tokens_total", "7.0", engine="0") + gauge("generation_tokens_total", "2.0", engine="1")
     for cache in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):  # since 0.9, until 0.11
-        load = VLLM.read_load((told + gauge(cache, "0.25", engine="0")).encode())
-        assert load is not None and load.mark == (7.0, 9.0, 0.25)
-    load = VLLM.read_load(told.encode())
-    assert load is not None and load.mark == (7.0, 9.0, 0.0)
+        assert VLLM.read_signs((told + gauge(cache, "0.25", engine="0")).encode()).mark == (9.0, 0.25)
+    assert VLLM.read_signs(told.encode()).mark == (9.0, 0.0)
 
 
 def test_a_page_without_a_count_of_tokens_has_no_mark() -> None:
-    load = VLLM.read_load((page("1.0", "0.0") + gauge("kv_cache_usage_perc", "0.25")).encode())
-    assert load is not None and load.mark == ()
+    assert VLLM.read_signs(gauge("kv_cache_usage_perc", "0.25").encode()).mark == ()
 
 
 def sleep(awake: str, engine: str = "0") -> str:
@@ -131,8 +129,7 @@ def sleep(awake: str, engine: str = "0") -> str:
     ids=["not told", "awake", "asleep", "one of two asleep", "both asleep", "a model named so"],
 )
 def test_sleep_is_read(told: str, asleep: bool) -> None:
-    load = VLLM.read_load((page("0.0", "0.0") + told).encode())
-    assert load is not None and load.asleep is asleep
+    assert VLLM.read_signs(told.encode()).asleep is asleep
 
 
 NOT_TOLD = {

@@ -46,6 +46,7 @@ def told(one: Service) -> list[tuple[tuple[str | int, ...], str]]:
         service(split={"v7": 1}),  # endpoints may come later
         service(endpoints=(A, Endpoint(url="http://a:81"), Endpoint(url="unix:///a"))),
         service(endpoints=(Endpoint(url="https://a", tls_ca="/ca.pem"),)),
+        service(endpoints=(Endpoint(url="http://a", engine="triton", metrics_url="http://a:8002"),)),
         service(breakers=Breakers(node=NodeBreaker(open_s=Seconds(300)))),
         service(overload=Overload(retry_after_default_s=Seconds(60))),
     ],
@@ -61,6 +62,11 @@ def test_what_can_be_done_is_no_fault(one: Service) -> None:
         (service(endpoints=(A, B, A)), ("endpoints", 2, "url"), "a:80 is an endpoint of this service already"),
         (service(endpoints=(A, replace(A, url="https://A:80/"))), ("endpoints", 1, "url"), "already"),
         (service(endpoints=(replace(A, tls_ca="/x"),)), ("endpoints", 0, "tls_ca"), "https:// only"),
+        (
+            service(endpoints=(replace(A, metrics_url="a:8002"),)),
+            ("endpoints", 0, "metrics_url"),
+            "is not one of http://",
+        ),
         (service(split={"v1": 0}), ("split",), "at least one must be positive"),
         (service(endpoints=(A, B), split={"v1": 1, "v3": 0}), ("split", "v3"), "there are v1, v2"),
         (

@@ -98,6 +98,26 @@ async def test_retries_are_the_attempts_beyond_the_first(attempts: int, retries:
     assert await value(metrics, "sidecar_retries_total", **CHAT) == retries
 
 
+async def test_a_canary_is_counted_apart_and_is_nobody_s_attempt() -> None:
+    metrics = Metrics()
+    metrics.canary("chat", "v1", "10.0.0.5:8000", Ending.COMPLETE, Result.SUCCESS)
+    metrics.canary("chat", "v1", "10.0.0.5:8000", Ending.HEAD_TIMEOUT, Result.FAILURE)
+    assert await total(metrics, "sidecar_health_canaries_total") == 2
+    assert await total(metrics, "sidecar_health_canaries_total", ending="complete", outcome="success") == 1
+    assert await total(metrics, "sidecar_attempts_total") == 0
+    metrics.retain(fleet_of("10.0.0.9:8000"))
+    assert await total(metrics, "sidecar_health_canaries_total") == 0
+
+
+def test_successes_of_an_endpoint_are_those_of_its_attempts() -> None:
+    metrics = Metrics()
+    assert metrics.successes("chat", "v1", "10.0.0.5:8000") == 0
+    for result in (Result.SUCCESS, Result.FAILURE, Result.IGNORED, Result.SUCCESS):
+        metrics.attempt(attempt(result=result, endpoint=EndpointKey("10.0.0.5:8000"), service="chat", version="v1"))
+    assert metrics.successes("chat", "v1", "10.0.0.5:8000") == 2
+    assert metrics.successes("chat", "v2", "10.0.0.5:8000") == 0
+
+
 async def test_made_up_models_share_a_label() -> None:
     metrics = Metrics()
     for number in range(500):
