@@ -34,6 +34,10 @@ SLACK: Final = 64  # entries of a heap that may be out of date, beyond one per n
 Kind = tuple[tuple[str, ...], frozenset[str] | None]
 """What decides which models a node serves: the policy's globs, and what its engine reports (None: unknown)."""
 
+_NONE: Final = frozenset[str]()
+_LATER: Final[tuple[Kind, ...]] = ((("",), _NONE),)
+"""Served by nobody, and no unknown model for that: an engine that it belongs to says that it has none ready now."""
+
 
 class Unavailable(msgspec.Struct, frozen=True):
     """Nobody can serve: `breaker_open`, `overloaded`, `unknown_model` or `no_endpoint`.
@@ -222,14 +226,17 @@ class Pool:
 
     def serving(self, model: str) -> "Pool":
         """Those that serve `model`, which is not empty; this pool where all do, for clients make names up."""
-        served = tuple([kind for kind in self._kinds if _serves(kind, model)])
-        if len(served) == len(self._kinds):
+        kinds = self._kinds
+        served = tuple([kind for kind in kinds if _serves(kind, model)])
+        if len(served) == len(kinds):
             return self
+        if not served and any(reported == _NONE and matches(globs, model) for globs, reported in kinds):
+            served = _LATER
         part = self._parts.get(served)
         if part is None:
             among = frozenset(served)
             nodes = tuple([node for node in self.nodes if node.kind in among])
-            part = Pool(nodes, not nodes, self._roster)
+            part = Pool(nodes, not served, self._roster)
             if len(self._parts) >= MAX_PARTS:
                 self._parts.clear()
             self._parts[served] = part

@@ -747,7 +747,7 @@ class Choices(RuleBasedStateMachine):
                 assert found.permit.probe == (found.node in probing)
             return found
         assert not usable and not probing
-        if of_version and not serving:
+        if of_version and not serving and all(n.models for n in of_version):
             assert found == Unavailable(Reason.UNKNOWN_MODEL, None)
         elif not rest:
             assert found == Unavailable(Reason.NO_ENDPOINT, None)

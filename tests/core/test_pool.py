@@ -155,6 +155,19 @@ def test_models_of_the_same_nodes_share_a_pool(reports: bool) -> None:
     assert service.pool("made-up-1", None) is unknown
 
 
+def test_a_model_that_is_not_ready_anywhere_is_not_unknown() -> None:
+    endpoints = (Endpoint(url="http://a:80", models=("smol-*",)), Endpoint(url="http://b:80", models=("big",)))
+    _, service = fleet_of(Service(name="chat", endpoints=endpoints))
+    small, big = service.nodes.values()
+    small.models = frozenset()
+    for name, unknown in (("smol-1", False), ("made-up", True), ("smol-2", False)):
+        pool = service.pool(name, None)
+        assert (pool.nodes, pool.unknown_model) == ((), unknown), name
+    assert service.pool("big", None).nodes == (big,)
+    small.models = None
+    assert service.pool("smol-1", None).nodes == (small,)
+
+
 def test_names_made_up_do_not_cost_the_pools() -> None:
     _, service = lora_service(True)
     whole, part = service.pool("", None), service.pool("lora-1", None)
