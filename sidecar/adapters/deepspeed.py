@@ -254,6 +254,7 @@ class OpenaiReading(_MiiReading):
     def on_event(self, kind: bytes, data: bytes) -> None:
         """A chunk; the first names the role alone, the last the finish reason."""
         if data == b"[DONE]":
+            self.over()
             return
         try:
             chunk = decode_mii_chunk(data)
@@ -315,6 +316,7 @@ class ApiServerReading(_MiiReading):
                 tokens = self._pieces - 1
                 self.counted(-1, tokens)
                 self.finished("length" if tokens >= self._limit else "stop")
+                self.over()
             return
         try:
             text = _only(decode_mii_texts(data))

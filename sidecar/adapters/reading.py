@@ -13,9 +13,11 @@ engine's head -> head() | engine's bytes -> feed() ... | its clean end -> end()
 3. An event stream whose engine ends it within an event, or without saying all (`on_end` of a dialect decides), stays
    unfinished for a client that streams: no finish, no `[DONE]`, so that whoever judges the stream sees it broken off.
    One that does not stream gets 502.
-4. A subclass reads one engine's words: `on_event` for an event, `on_end` for the end of an event stream, `on_whole` for
+4. An engine that has an end marker says `over` with it: what follows in its framing carried nothing, so the client gets
+   its end at once, and a connection that breaks in between takes nothing away.
+5. A subclass reads one engine's words: `on_event` for an event, `on_end` for the end of an event stream, `on_whole` for
    any body that is none. They call `said`, `finished`, `counted` and `fail`.
-5. Never raises on what an engine sends.
+6. Never raises on what an engine sends.
 """
 
 from typing import Final
@@ -39,6 +41,7 @@ class Reading:
 
     __slots__ = (
         "_body",
+        "_ended",
         "_engine_status",
         "_held",
         "_out",
@@ -66,6 +69,7 @@ class Reading:
         self.finish_reason = ""
         self.prompt_tokens = -1  # -1: not told
         self.completion_tokens = -1
+        self._ended = False
         self._engine_status = 0
         self._held = 0
         self._role_due = True
@@ -91,12 +95,14 @@ class Reading:
                 self._body.append(data)
             return b""
         for kind, payload in self._sse.feed(data):
-            if not self.failed:
+            if not self.failed and not self._ended:
                 self.on_event(kind, payload)
         return self._take() if self.ask.stream else b""
 
     def end(self) -> bytes:
         """The engine's body came to its clean end; the rest of the client's. `status` is known afterwards."""
+        if self._ended:
+            return b""
         if self.streams:
             if self._sse.oversized:
                 self.fail(502, "an event of the engine's is too long to be read")
@@ -160,6 +166,11 @@ class Reading:
         """The answer ended, for one of OpenAI's reasons; the first one told stays."""
         self.finish_reason = self.finish_reason or reason
 
+    def over(self) -> None:
+        """The engine's end marker came after a good end."""
+        if self.ask.stream and self.finish_reason and not self.failed and not self._ended:
+            self._finish()
+
     def counted(self, prompt_tokens: int, completion_tokens: int) -> None:
         """What the engine counts; -1 where it does not say."""
         if prompt_tokens >= 0:
@@ -182,6 +193,7 @@ class Reading:
 
     def _finish(self) -> None:
         """The end of a good answer."""
+        self._ended = True
         # Who does not count leaves it to us: a token an event, and four bytes of the prompt a token.
         prompt_tokens = self.prompt_tokens if self.prompt_tokens >= 0 else estimated_tokens(self.ask)
         completion_tokens = self.completion_tokens if self.completion_tokens >= 0 else self.tokens

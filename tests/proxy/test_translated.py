@@ -24,13 +24,14 @@ from tests.under_test import (
     stream_head,
 )
 
+CHAT = b"/v1/chat/completions"
 COMPLETIONS = b"/v1/completions"
 
 
-def completion(*, stream: bool, prompt: str = "hi", **more: object) -> bytes:
+def completion(*, stream: bool, **more: object) -> bytes:
     """A text completion request."""
-    body = {"model": "m", "stream": stream, "prompt": prompt, "max_tokens": 8} | more
-    return request(COMPLETIONS, method=b"POST", headers=[JSON], body=msgspec.json.encode(body))
+    body: dict[str, object] = {"model": "m", "stream": stream, "prompt": "hi", "max_tokens": 8}
+    return request(COMPLETIONS, method=b"POST", headers=[JSON], body=msgspec.json.encode(body | more))
 
 
 def said(text: bytes) -> bytes:
@@ -47,7 +48,7 @@ def triton(upstream: Upstream, **changes: object) -> Endpoint:
 
 def texts(body: bytes) -> list[str]:
     """The texts of a completions stream."""
-    found = []
+    found: list[str] = []
     for block in body.split(b"\n\n"):
         data = block.removeprefix(b"data: ")
         if data and data != b"[DONE]":
@@ -186,6 +187,30 @@ async def test_a_stream_that_breaks_off_is_no_answer(stream: bool) -> None:
         assert refusal(await proxy.once(completion(stream=stream)))[1] == "breaker_open"
 
 
+async def test_what_breaks_after_the_engines_end_marker_takes_nothing_away() -> None:
+    said_all = [
+        event(b'{"id":"c","choices":[{"index":0,"delta":{"content":"Hello"},"finish_reason":null}]}'),
+        event(b'{"id":"c","choices":[{"index":0,"delta":{"content":""},"finish_reason":"stop"}]}'),
+        event(b"[DONE]"),
+    ]
+
+    async def breaks(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(stream_head() + chunked(*said_all, end=False))
+        await peer.settled()
+        peer.reset()
+
+    async with (
+        Upstream(breaks) as upstream,
+        sidecar(service(endpoint(upstream, engine="deepspeed"), breakers=node_breaker())) as proxy,
+    ):
+        for _ in range(3):
+            got = await proxy.once(chat())
+            assert got.status == 200
+            assert got.body.endswith(DONE)
+            assert b'"finish_reason":"stop"' in got.body
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_ends_the_engines_stream(stream: bool) -> None:
     gone = asyncio.Event()
@@ -297,8 +322,23 @@ async def test_a_chat_needs_a_template_where_the_front_has_none() -> None:
         assert b"chat_template" in got.body
 
 
+@pytest.mark.parametrize("body", [b'{"model":"m"}', b'{"model":"m","messages":[]}', b'{"model":"m","messages":null}'])
+async def test_a_chat_of_nothing_is_a_bad_request(body: bytes) -> None:
+    async with Upstream(plays(*WORDS)) as upstream, sidecar(service(triton(upstream))) as proxy:
+        got = await proxy.once(request(CHAT, method=b"POST", headers=[JSON], body=body))
+        assert refusal(got)[:2] == (400, "bad_request")
+        assert b"messages" in got.body
+        assert upstream.connections == []
+
+
 @pytest.mark.parametrize(
-    "body", [b'{"model":"m","prompt":"x","stop":[1]}', b'{"model":"m","prompt":{}}', b'{"model":"m","prompt":3}']
+    "body",
+    [
+        b'{"model":"m","prompt":"x","stop":[1]}',
+        b'{"model":"m","prompt":{}}',
+        b'{"model":"m","prompt":3}',
+        b'{"model":"m"}',
+    ],
 )
 async def test_a_body_that_cannot_be_read_is_a_bad_request_unless_an_engine_may_judge_it(body: bytes) -> None:
     asked = request(COMPLETIONS, method=b"POST", headers=[JSON], body=body)
