@@ -313,6 +313,20 @@ def _add_routes(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     engine.add_argument("--zone", metavar="ZONE", default="", help="where these endpoints are")
     engine.add_argument("--engine", metavar="KIND", help="vllm, triton or deepspeed; of a new version it must be said")
     engine.add_argument(
+        "--front",
+        metavar="KIND",
+        help="which of the engine's servers they are: triton's generate or openai, deepspeed's openai, api_server or"
+        " gateway (default: the first; '' goes back to it)",
+    )
+    engine.add_argument(
+        "--engine-model", metavar="NAME", help="what a translated engine calls its model; '': what clients call it"
+    )
+    engine.add_argument(
+        "--chat-template",
+        metavar="PATH",
+        help="file or model folder, on every sidecar, that makes chats prompts for engines that have none; '': none",
+    )
+    engine.add_argument(
         "--model",
         metavar="GLOB",
         action="append",

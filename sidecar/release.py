@@ -43,6 +43,8 @@ WATCH_S: Final = 1.0
 
 PATIENCE: Final = 60
 
+VLLM: Final = "vllm"
+
 MAX_SCHEMA_BYTES: Final = 64 << 20
 
 
@@ -51,6 +53,8 @@ class RouteEndpoint(msgspec.Struct, frozen=True):
 
     key: str
     version: str = ""
+    engine: str = VLLM
+    front: str = ""
     zone: str = ""
     state: str = ""
     in_flight: int = 0
@@ -72,6 +76,8 @@ class RouteVersion(msgspec.Struct, frozen=True):
     weight: float = 0.0
     endpoints: int = 0
     usable: int = 0
+    engine_model: str = ""
+    chat_template: str = ""
 
 
 class RouteZone(msgspec.Struct, frozen=True):
@@ -222,6 +228,9 @@ def _update(arguments: argparse.Namespace) -> bytes:
             compatible=tuple(arguments.compatible),
             signature=dict(_pairs("--signature", arguments.signature)),
             models=tuple(arguments.model),
+            front=arguments.front,
+            engine_model=arguments.engine_model,
+            chat_template=arguments.chat_template,
             plan=None if arguments.plan is None else _plan(arguments.plan),
         )
     )
@@ -408,22 +417,33 @@ def _weights(taken: Taken) -> Iterator[tuple[str, str]]:
 def _show_routes(body: bytes) -> None:
     routes = msgspec.json.decode(body, type=list[Route])
     rows: list[Sequence[str]] = []
+    # Who has vLLM alone need not read so at every endpoint.
+    engines = any(each.engine != VLLM for route in routes for each in route.endpoints)
     for route in routes:
         models = ",".join(route.models)
         shares = _weights_of(route)
         idle = [name for name in shares if all(each.version != name for each in route.endpoints)]
         for name in idle if route.table is not None else ():
-            rows.append((route.service, models, name, f"{shares[name]:.4g}", *("",) * 5))
+            rows.append((route.service, models, name, f"{shares[name]:.4g}", *("",) * (5 + engines)))
         if not route.endpoints and not (idle and route.table is not None):
-            rows.append((route.service, models, *("",) * 7))
+            rows.append((route.service, models, *("",) * (7 + engines)))
         for each in route.endpoints:
             part = f"{shares.get(each.version, 0):.4g}" if shares else ""
             load = (str(each.in_flight), str(each.waiting))
-            rows.append((route.service, models, each.version, part, each.key, each.zone, each.state, *load))
-    print_table(("SERVICE", "MODELS", "VERSION", "WEIGHT", "ENDPOINT", "ZONE", "STATE", "IN_FLIGHT", "WAITING"), rows)
+            engine = (_engine(each),) if engines else ()
+            rows.append((route.service, models, each.version, part, each.key, *engine, each.zone, each.state, *load))
+    heads = ("SERVICE", "MODELS", "VERSION", "WEIGHT", "ENDPOINT")
+    print_table((*heads, *(("ENGINE",) if engines else ()), "ZONE", "STATE", "IN_FLIGHT", "WAITING"), rows)
     for route in routes:
         for words in _told(route.table) if route.table is not None else ():
             print(f"    service {printable(route.service)}: {printable(words)}")
+
+
+def _engine(endpoint: RouteEndpoint) -> str:
+    """An engine, and which of its servers, where it has several."""
+    if endpoint.engine == VLLM or not endpoint.front:
+        return endpoint.engine
+    return f"{endpoint.engine}/{endpoint.front}"
 
 
 def _weights_of(route: Route) -> dict[str, float]:
@@ -441,6 +461,11 @@ def _told(table: RouteTable) -> Iterator[str]:
     for version in table.versions:
         if version.weight and version.endpoints and not version.usable:
             yield f"version {version.name} is down: none of its {version.endpoints} endpoints may serve"
+    for version in table.versions:
+        asked = f" is asked for {version.engine_model}" if version.engine_model else ""
+        chats = f" makes prompts by {version.chat_template}" if version.chat_template else ""
+        if asked or chats:
+            yield f"version {version.name}{' and'.join(filter(None, (asked, chats)))}"
     for zone in table.zones:
         yield f"zone {zone.zone} has {zone.share:g} of what it would, since {zone.since}: {zone.why}"
     if table.rollout is not None:

@@ -142,6 +142,46 @@ def test_routes_are_a_table_with_the_weights_that_stand(admin: Admin, capsys: py
     ]
 
 
+def test_engines_are_a_column_where_not_all_are_vllm(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = {"key": "a:80", "version": "v1", "state": "closed"}
+    endpoints = [
+        {**endpoint, "engine": "vllm", "front": "openai"},
+        {**endpoint, "engine": "triton", "front": "generate"},
+        {**endpoint, "engine": "deepspeed", "front": "gateway"},
+        endpoint,  # of a sidecar that says no engines
+    ]
+    said = {"name": "v1", "weight": 1, "engine_model": "llama"}
+    also = {"name": "v2", "engine_model": "llama", "chat_template": "/templates/llama"}
+    stood = {"version": 9, "at": AT, "by": "ann", "why": "update", "versions": [said, also]}
+    admin.says("/routes", [{"service": "chat", "endpoints": endpoints, "table": stood}, {"service": "empty"}])
+    assert run(admin, "routes", "list") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[4:] for line in shown if line[0] != " "] == [
+        ["ENDPOINT", "ENGINE", "ZONE", "STATE", "IN_FLIGHT", "WAITING"],
+        ["-"] * 6,
+        *(
+            ["a:80", engine, "-", "closed", "0", "0"]
+            for engine in ("vllm", "triton/generate", "deepspeed/gateway", "vllm")
+        ),
+        ["-"] * 6,
+    ]
+    assert shown[-2:] == [
+        "    service chat: version v1 is asked for llama",
+        "    service chat: version v2 is asked for llama and makes prompts by /templates/llama",
+    ]
+
+
+def test_how_a_version_is_spoken_to_is_said_by_flags(admin: Admin) -> None:
+    admin.says("/routes/chat", TAKEN)
+    flags = ["--front", "gateway", "--engine-model", "llama", "--chat-template", "/templates/llama"]
+    assert run(admin, "routes", "set", "chat", "v2", "--engine", "deepspeed", *flags) == 0
+    update = admin.update()
+    assert (update.front, update.engine_model, update.chat_template) == ("gateway", "llama", "/templates/llama")
+    assert run(admin, "routes", "set", "chat", "v2", "--front", "", "--engine-model", "", "--chat-template", "") == 0
+    update = admin.update()
+    assert (update.front, update.engine_model, update.chat_template) == ("", "", "")
+
+
 def test_one_service_may_be_asked_for(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     admin.says("/routes", [{"service": "a/b"}])
     assert run(admin, "routes", "list", "a/b") == 0

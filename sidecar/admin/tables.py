@@ -13,7 +13,8 @@ from sidecar.kernel.ids import ServiceName
 
 class VersionLine(msgspec.Struct, frozen=True):
     """A version in a table. `weight` is 0-1; `endpoints` counts those that this sidecar has for it, from files and from
-    the table, `usable` those of them that a request may reach now."""
+    the table, `usable` those of them that a request may reach now. `front`, `engine_model`, `chat_template`: how those
+    that the table names are spoken to, empty: as usual."""
 
     name: str
     weight: float
@@ -23,6 +24,9 @@ class VersionLine(msgspec.Struct, frozen=True):
     schema_hash: str
     compatible: tuple[str, ...]
     signature: dict[str, str]
+    front: str
+    engine_model: str
+    chat_template: str
 
 
 class ZoneLine(msgspec.Struct, frozen=True):
@@ -119,6 +123,9 @@ def table_line(facts: Facts, view: TableView) -> TableLine:
                 schema_hash=version.schema_hash,
                 compatible=version.compatible,
                 signature=version.signature,
+                front=version.front,
+                engine_model=version.engine_model,
+                chat_template=version.chat_template,
             )
             for version in table.versions
         ],

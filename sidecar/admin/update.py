@@ -41,6 +41,9 @@ class UpdateDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     signature: dict[str, str] = {}
     models: tuple[str, ...] = ()
     plan: PlanDocument | None = None
+    front: str | None = None
+    engine_model: str | None = None
+    chat_template: str | None = None
 
 
 def parse_update(service: str, body: bytes, by: str) -> Update:
@@ -79,6 +82,9 @@ def update_of(service: str, document: UpdateDocument, by: str) -> Update:
         models=document.models,
         plan=None if document.plan is None else plan_of(document.plan),
         by=by,
+        front=document.front,
+        engine_model=document.engine_model,
+        chat_template=document.chat_template,
     )
 
 

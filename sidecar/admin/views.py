@@ -17,7 +17,7 @@ from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.policy.duration import format_seconds
-from sidecar.policy.schema import Seconds, Snapshot
+from sidecar.policy.schema import Seconds, Snapshot, front_of
 
 MANY = 10
 """Canaries named in one line."""
@@ -75,11 +75,18 @@ class BreakerLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndpointLine(msgspec.Struct, frozen=True):
-    """One endpoint of a service. `models` null: unknown; `overloaded_s`: seconds left of its Retry-After, or 0."""
+    """One endpoint of a service. `models` null: unknown; `overloaded_s`: seconds left of its Retry-After, or 0.
+
+    `front` is which of its engine's servers it is, the usual one too, and `engine_model` what that calls its model,
+    empty: as clients do.
+    """
 
     key: str
     url: str
     version: str
+    engine: str
+    front: str
+    engine_model: str
     zone: str
     local: bool
     state: str
@@ -428,6 +435,9 @@ def _endpoint(node: Node, now: float) -> EndpointLine:
         key=node.key,
         url=endpoint.url,
         version=endpoint.version,
+        engine=endpoint.engine,
+        front=front_of(endpoint),
+        engine_model=endpoint.engine_model,
         zone=endpoint.zone,
         local=endpoint.local,
         state=node.breaker.state.value,

@@ -108,6 +108,9 @@ def update_of(message: pb.DescriptorUpdate, caller: Caller) -> Update:
         models=tuple(message.models),
         plan=_plan(message.plan) if message.HasField("plan") else None,
         by=caller.says(message.by),
+        front=message.front if message.HasField("front") else None,
+        engine_model=message.engine_model if message.HasField("engine_model") else None,
+        chat_template=message.chat_template if message.HasField("chat_template") else None,
     )
 
 
@@ -282,6 +285,9 @@ def _table(view: TableView) -> pb.Table:
             schema_hash=version.schema_hash,
             compatible_schema_hashes=version.compatible,
             signature=version.signature,
+            front=version.front,
+            engine_model=version.engine_model,
+            chat_template=version.chat_template,
         )
         for target in version.endpoints:
             made.endpoints.add(url=target.url, zone=target.zone, node=target.node)

@@ -7,7 +7,8 @@ The rules:
    version is the service's first, which gets all. A whole that would go to nobody is refused.
 2. A version with a weight has an endpoint (its own, or its policy file's), and one that is new names its engine.
    `endpoints` None leaves them, a list replaces them; an empty one for a version with a weight is refused. An endpoint
-   belongs to one version of a service.
+   belongs to one version of a service. `front`, `engine_model` and `chat_template` are of all endpoints of the version,
+   and go with its engine: another engine has none of them but those that are said with it.
 3. Versions that differ in their schema's hash get traffic together only if one names the other's as compatible. A
    version that says none says nothing.
 4. A plan begins a rollout at its first step's weight. A version whose weight is said by hand, by whatever update, ends
@@ -29,12 +30,8 @@ Code = Literal["invalid", "stale", "conflict", "unavailable", "denied", "not_fou
 version; too many or too much."""
 
 
-class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """One update, as it was asked: of one version of one service.
-
-    `expected`: the table's version (`table.table_version`) that it was made for; 0: any. `weight` None: not said.
-    `by`: who asked. `models`: only for a service that no policy file names. `endpoints` None: unchanged.
-    """
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What updates say since there are any: an update that says no more has one digest in all releases."""
 
     service: str
     version: str
@@ -51,6 +48,19 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     plan: Plan | None = None
     by: str = ""
+
+
+class Update(Known, frozen=True, kw_only=True):
+    """One update, as it was asked: of one version of one service.
+
+    `expected`: the table's version (`table.table_version`) that it was made for; 0: any. `weight` None: not said.
+    `by`: who asked. `models`: only for a service that no policy file names. `endpoints` None: unchanged; so are
+    `front`, `engine_model` and `chat_template`, and empty ones are as in `table.Version`.
+    """
+
+    front: str | None = None
+    engine_model: str | None = None
+    chat_template: str | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Final, get_args
 import msgspec
 from msgspec.structs import replace
 
-from sidecar.core.revise import Accepted, Refused, Update
+from sidecar.core.revise import Accepted, Known, Refused, Update
 from sidecar.core.rollout import begin, superseded
 from sidecar.core.table import (
     MAX_ENDPOINTS,
@@ -29,7 +29,8 @@ from sidecar.core.table import (
 )
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.address import endpoint_key
-from sidecar.policy.schema import NAME_PATTERN, NAME_WORDS, PRINTABLE, Engine, Service
+from sidecar.policy.check import check_front
+from sidecar.policy.schema import NAME_PATTERN, NAME_WORDS, PRINTABLE, Endpoint, Engine, Front, Service
 
 MAX_NAME: Final = 63
 MAX_WORD: Final = 253
@@ -41,6 +42,8 @@ MAX_SIGNATURE: Final = 64
 MAX_FIELD: Final = 1024
 MAX_MODELS: Final = 1000
 MAX_GLOB: Final = 256
+MAX_TEXT: Final = 1024
+"""Of an engine's own name for its model, and of a template's path."""
 SUM_SLACK: Final = 1e-6
 """By how much the parts of a whole may miss it: what a sum of decimal fractions does."""
 
@@ -49,6 +52,7 @@ _PRINTABLE: Final = re.compile(PRINTABLE)
 _PLACE: Final = re.compile(r"[A-Za-z0-9._:/-]*")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
+_FRONTS: Final[tuple[Front, ...]] = get_args(Front)
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -99,7 +103,11 @@ def revise(
 
 def digest_of(update: Update) -> bytes:
     """What an update says, whoever says it and whatever table it was made for."""
-    said = _encoder.encode(replace(update, update_id="", expected=0, by=""))
+    update = replace(update, update_id="", expected=0, by="")
+    said = _encoder.encode(Known(**{name: getattr(update, name) for name in Known.__struct_fields__}))
+    later = (update.front, update.engine_model, update.chat_template)
+    if any(each is not None for each in later):
+        said += _encoder.encode(later)
     return blake2b(said, digest_size=16).digest()
 
 
@@ -111,6 +119,9 @@ def _revised(
         said = f"{update.version!r} is a new version of {update.service}: name its engine, one of {', '.join(_ENGINES)}"
         return Refused("invalid", said)
     version = _updated(known or Version(update.version, 0), update)
+    wrong = _wrong_together(version)
+    if wrong:
+        return Refused("invalid" if update.engine else "conflict", wrong)
     if len(base.versions) + (known is None) > MAX_VERSIONS:
         said = f"{update.service} has {len(base.versions)} versions, and a table holds {MAX_VERSIONS}"
         return Refused("exhausted", f"{said}: take the endpoints of one without traffic away first")
@@ -143,9 +154,15 @@ def _updated(version: Version, update: Update) -> Version:
     compatible = tuple(dict.fromkeys(_plain(each) for each in update.compatible))
     if not compatible and schema_hash == version.schema_hash:
         compatible = version.compatible
+    engine = _engine(update.engine) or version.engine
+    had = version if engine == version.engine else Version(version.name, 0)
+    front = None if update.front is None else _front(update.front)
     return replace(
         version,
-        engine=_engine(update.engine) or version.engine,
+        engine=engine,
+        front=had.front if front is None else front,
+        engine_model=had.engine_model if update.engine_model is None else update.engine_model,
+        chat_template=had.chat_template if update.chat_template is None else update.chat_template,
         endpoints=targets,
         schema_hash=schema_hash,
         compatible=compatible,
@@ -266,6 +283,11 @@ def _wrong_names(update: Update) -> str:
         return f"an update id is up to {MAX_ID} characters, none of them a control character"
     if update.engine and _engine(update.engine) is None:
         return f"engine {update.engine[:MAX_NAME]!r} is not known: {', '.join(_ENGINES)} are"
+    if update.front and _front(update.front) is None:
+        return f"front {update.front[:MAX_NAME]!r} is not known: {', '.join(filter(None, _FRONTS))} are"
+    for what, text in (("engine_model", update.engine_model), ("chat_template", update.chat_template)):
+        if text and (len(text) > MAX_TEXT or _PRINTABLE.fullmatch(text) is None):
+            return f"{what} is up to {MAX_TEXT} characters, none of them a control character"
     if len(update.signature) > MAX_SIGNATURE or any(
         len(word) > MAX_FIELD for field in update.signature.items() for word in field
     ):
@@ -277,6 +299,18 @@ def _wrong_place(what: str, place: str) -> str:
     if len(place) > MAX_WORD or _PLACE.fullmatch(place) is None:
         return f"{what} {place[:MAX_NAME]!r} is none: up to {MAX_WORD} letters, digits and . _ : / -"
     return ""
+
+
+def _wrong_together(version: Version) -> str:
+    """What a version's engine, its front and what goes with that have against each other."""
+    like = Endpoint(
+        url="http://any",
+        engine=version.engine,
+        front=version.front,
+        engine_model=version.engine_model,
+        chat_template=version.chat_template,
+    )
+    return "; ".join(f"{version.name!r}: {fault.steps[-1]}: {fault.message}" for fault in check_front(like))
 
 
 def _wrong_weights(update: Update) -> str:
@@ -352,4 +386,11 @@ def _engine(word: str) -> Engine | None:
     for engine in _ENGINES:
         if engine == word:
             return engine
+    return None
+
+
+def _front(word: str) -> Front | None:
+    for front in _FRONTS:
+        if front == word:
+            return front
     return None

@@ -25,7 +25,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from sidecar.policy.address import endpoint_key
-from sidecar.policy.schema import Endpoint, Engine, Globs, Name, Service
+from sidecar.policy.schema import Endpoint, Engine, Front, Globs, Name, Service, Text
 
 SCHEMA: Final = 1
 PARTS: Final = 10_000
@@ -61,6 +61,8 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `weight` in parts of `PARTS`. `schema_hash`: SHA-256 of the service's schema descriptor in lower-case hex, empty:
     not said. `compatible`: hashes of other versions that clients of this one may meet. `signature`: kept and not read.
+    `front`, `engine_model`, `chat_template`: of all its endpoints, as a policy file says them of one; the template's
+    path is one on every sidecar.
     """
 
     name: Name
@@ -70,6 +72,9 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True):
     schema_hash: str = ""
     compatible: tuple[str, ...] = ()
     signature: dict[str, str] = {}
+    front: Front = ""
+    engine_model: Text = ""
+    chat_template: Text = ""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -278,9 +283,21 @@ def started(policy: Service) -> Table:
         # Without a split any endpoint serves: a version's share is how many it has.
         shares = {name: float(sum(e.version == name for e in policy.endpoints)) for name in names}
     parts = parts_of(shares)
-    engines: dict[str, Engine] = {endpoint.version: endpoint.engine for endpoint in policy.endpoints}
-    versions = tuple(Version(name, parts[name], engines.get(name, "vllm")) for name in names)
-    return Table(policy.name, versions)
+    of = {endpoint.version: endpoint for endpoint in policy.endpoints}
+    return Table(policy.name, tuple(_version_of(name, parts[name], of.get(name)) for name in names))
+
+
+def _version_of(name: str, part: int, endpoint: Endpoint | None) -> Version:
+    if endpoint is None:
+        return Version(name, part)
+    return Version(
+        name,
+        part,
+        endpoint.engine,
+        front=endpoint.front,
+        engine_model=endpoint.engine_model,
+        chat_template=endpoint.chat_template,
+    )
 
 
 def parts_of(shares: dict[str, float]) -> dict[str, int]:
@@ -322,8 +339,9 @@ def weighed(table: Table, name: str, weight: int) -> Table | None:
 def effective(policy: Service, table: Table) -> Service:
     """The policy's service as the table has it: its endpoints beside the table's, its rules, the table's weights.
 
-    An endpoint that both name is the table's (version, engine, zone), with the rest as the policy has it. A table
-    without versions leaves the policy as it is.
+    An endpoint that both name is the table's (version, engine, zone), with the rest as the policy has it. How it is
+    spoken to is the table's, too, unless that names the same engine and nothing more: so it is with tables of releases
+    that knew of no fronts. A table without versions leaves the policy as it is.
     """
     if not table.versions:
         return policy
@@ -332,9 +350,15 @@ def effective(policy: Service, table: Table) -> Service:
         for target in version.endpoints:
             key = endpoint_key(target.url)
             known = fixed.get(key) or Endpoint(url=target.url)
+            says: Version | Endpoint = version
+            if version.engine == known.engine and not (version.front or version.engine_model or version.chat_template):
+                says = known
             fixed[key] = replace(
                 known,
                 engine=version.engine,
+                front=says.front,
+                engine_model=says.engine_model,
+                chat_template=says.chat_template,
                 version=version.name,
                 zone=target.zone or known.zone,
                 node=target.node or known.node,
@@ -360,8 +384,9 @@ def strangers(service: Service, table: Table) -> list[str]:
     return [name for name, part in service.split.items() if part and table.versions and table.version(name) is None]
 
 
-def _stands(version: Version) -> tuple[str, str, tuple[Target, ...]]:
-    return version.name, version.engine, version.endpoints
+def _stands(version: Version) -> tuple[str, str, str, str, str, tuple[Target, ...]]:
+    front, model, template = version.front, version.engine_model, version.chat_template
+    return version.name, version.engine, front, model, template, version.endpoints
 
 
 def _split(policy: Service, endpoints: tuple[Endpoint, ...], table: Table) -> dict[str, float]:

@@ -64,10 +64,11 @@ def _check_endpoints(service: Service) -> Iterator[Fault]:
                 endpoint_key(endpoint.metrics_url)
             except ValueError as exc:
                 yield Fault(("endpoints", index, "metrics_url"), f'"{endpoint.metrics_url}" {exc}')
-        yield from _check_front(endpoint, ("endpoints", index))
+        yield from check_front(endpoint, ("endpoints", index))
 
 
-def _check_front(endpoint: Endpoint, at: tuple[Step, ...]) -> Iterator[Fault]:
+def check_front(endpoint: Endpoint, at: tuple[Step, ...] = ()) -> Iterator[Fault]:
+    """Faults between an endpoint's engine and how it is spoken to; steps start with `at`."""
     fronts = FRONTS[endpoint.engine]
     if endpoint.front and endpoint.front not in fronts:
         said = f"{endpoint.engine} has no front {endpoint.front}; it has {', '.join(fronts)}"

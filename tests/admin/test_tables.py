@@ -20,7 +20,11 @@ def test_a_table_is_shown_with_what_is_known_here_of_its_endpoints() -> None:
     breaker(facts, B).force("open", 1000.0, "test")
     stood = Table(
         CHAT,
-        (Version("v1", 9999), Version("v2", 1, "triton", (), "ab", ("cd",), {"dtype": "bf16"}), Version("v3", 0)),
+        (
+            Version("v1", 9999),
+            Version("v2", 1, "triton", (), "ab", ("cd",), {"dtype": "bf16"}, engine_model="m", chat_template="/t"),
+            Version("v3", 0, "deepspeed", front="gateway"),
+        ),
         zones={"z1": Decay(0.1, 1_700_000_000_000_000, "p90 1.2 s")},
     )
     line = table_line(facts, table_view(stood, 77))
@@ -43,6 +47,11 @@ def test_a_table_is_shown_with_what_is_known_here_of_its_endpoints() -> None:
         ("cd",),
         {"dtype": "bf16"},
     )
+    assert [(each.front, each.engine_model, each.chat_template) for each in line.versions] == [
+        ("", "", ""),
+        ("", "m", "/t"),
+        ("gateway", "", ""),
+    ]
     assert [msgspec.to_builtins(zone) for zone in line.zones] == [
         {"zone": "z1", "share": 0.1, "since": AT, "why": "p90 1.2 s"}
     ]

@@ -25,6 +25,9 @@ FULL = UpdateDocument(
         steps=(PlanStep(weight=0.15, min_s=Span(90), min_samples=10), PlanStep(weight=1.0, min_s=Span(86400))),
         margins=PlanMargins(errors=0.01),
     ),
+    front="openai",
+    engine_model="llama",
+    chat_template="/templates/llama",
 )
 
 
@@ -46,6 +49,9 @@ def test_what_is_sent_is_what_is_read() -> None:
         models=("chat-*",),
         plan=Plan("v1", (Step(1500, 90.0, 10), Step(10_000, 86_400.0, 600)), 0.01, Margins(errors=0.01), 0.5),
         by="ann",
+        front="openai",
+        engine_model="llama",
+        chat_template="/templates/llama",
     )
 
 
@@ -53,6 +59,9 @@ def test_what_is_not_said_is_not_sent() -> None:
     assert encode_update(UpdateDocument(version="v2")) == b'{"version":"v2"}'
     assert parse_update("chat", b'{"version": "v2"}', "ann") == Update(service="chat", version="v2", by="ann")
     assert parse_update("chat", b'{"version": "v2", "endpoints": []}', "a").endpoints == ()
+    usual = UpdateDocument(version="v2", front="", engine_model="", chat_template="")
+    assert encode_update(usual) == b'{"version":"v2","front":"","engine_model":"","chat_template":""}'
+    assert update_of("chat", usual, "ann").front == ""
 
 
 @pytest.mark.parametrize(

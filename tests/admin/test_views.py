@@ -227,6 +227,9 @@ def test_route_shows_where_its_models_go() -> None:
         "key": A,
         "url": f"http://{A}",
         "version": "v1",
+        "engine": "vllm",
+        "front": "openai",
+        "engine_model": "",
         "zone": "az-a",
         "local": True,
         "state": "closed",
@@ -238,6 +241,19 @@ def test_route_shows_where_its_models_go() -> None:
         "models": ["a", "b"],
     }
     assert (second.key, second.models, second.overloaded_s) == ("/run/vllm.sock", None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "spoken"),
+    [
+        (Endpoint(url=f"http://{A}", engine="triton", engine_model="m"), ("triton", "generate", "m")),
+        (Endpoint(url=f"http://{A}", engine="deepspeed", front="gateway"), ("deepspeed", "gateway", "")),
+    ],
+)
+def test_an_endpoint_says_how_it_is_spoken_to(endpoint: Endpoint, spoken: tuple[str, str, str]) -> None:
+    (route,) = read_routes(StillFacts(snapshot(service(endpoint))))
+    (line,) = route.endpoints
+    assert (line.engine, line.front, line.engine_model) == spoken
 
 
 def test_endpoint_that_never_was_overloaded_is_json() -> None:

@@ -55,6 +55,15 @@ def test_everything_that_can_be_said_arrives() -> None:
     )
 
 
+def test_how_endpoints_are_spoken_to_arrives_where_it_is_said() -> None:
+    said = read(front="gateway", engine_model="llama", chat_template="/templates/llama")
+    assert (said.front, said.engine_model, said.chat_template) == ("gateway", "llama", "/templates/llama")
+    usual = read(front="", engine_model="", chat_template="")
+    assert (usual.front, usual.engine_model, usual.chat_template) == ("", "", "")
+    kept = read(engine="deepspeed")
+    assert (kept.front, kept.engine_model, kept.chat_template) == (None, None, None)
+
+
 def test_a_weight_of_nothing_is_said() -> None:
     assert read(canary_weight=0.0).weight == 0.0
     assert math.copysign(1, read(canary_weight=-0.0).weight or 0.0) == 1
@@ -133,7 +142,7 @@ TABLE = Table(
         Version(
             "v1", 9_999, "vllm", (Target("http://a:1", "az", "n"), Target("http://b:1")), HASH, ("0" * 64,), {"a": "1"}
         ),
-        Version("v2", 1, "deepspeed"),
+        Version("v2", 1, "deepspeed", front="gateway", engine_model="llama", chat_template="/templates/llama"),
     ),
     models=("chat-*",),
     zones={"az": Decay(0.1, 5, "slow")},
@@ -154,6 +163,8 @@ def test_a_table_is_told_whole() -> None:
     assert ([*one.compatible_schema_hashes], dict(one.signature)) == (["0" * 64], {"a": "1"})
     assert list(one.endpoints) == [pb.Endpoint(url="http://a:1", zone="az", node="n"), pb.Endpoint(url="http://b:1")]
     assert (two.name, two.weight, two.engine, list(two.endpoints)) == ("v2", 0.0001, "deepspeed", [])
+    assert (two.front, two.engine_model, two.chat_template) == ("gateway", "llama", "/templates/llama")
+    assert (one.front, one.engine_model, one.chat_template) == ("", "", "")
     assert said.zones["az"] == pb.ZoneDecay(share=0.1, since_us=5, why="slow")
     rollout = said.rollout
     assert (rollout.id, rollout.version, rollout.step, rollout.since_us) == ("r-1", "v2", 0, 7)

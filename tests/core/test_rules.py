@@ -431,8 +431,71 @@ def test_what_stands_already_is_not_written_again() -> None:
     assert isinstance(desk.ask(update("v2", weight=0.15, update_id="u1")), Table)  # to be remembered
 
 
+def test_the_digest_of_an_update_is_that_of_releases_that_knew_less() -> None:
+    asked = update("v2", weight=0.25, engine="triton", endpoints=(Target("http://a:1"),), update_id="u", by="ann")
+    assert digest_of(asked).hex() == "eaf88c81137d9eae16336dd37e3a81de"
+    later = [asked, replace(asked, front=""), replace(asked, engine_model=""), replace(asked, chat_template="")]
+    assert len({digest_of(each) for each in later}) == 4
+
+
 def test_a_digest_is_of_what_is_asked() -> None:
     asked = update("v2", weights={"v1": 0.5, "v2": 0.5}, update_id="u1", by="ann", expected=7)
     assert digest_of(asked) == digest_of(update("v2", weights={"v2": 0.5, "v1": 0.5}))
     assert digest_of(asked) != digest_of(update("v1", weights={"v2": 0.5, "v1": 0.5}))
     assert digest_of(update(endpoints=())) != digest_of(update())
+
+
+# How a version's endpoints are spoken to.
+
+
+def speaks(desk: Desk, name: str = "v2") -> tuple[str, str, str, str]:
+    version = (desk.table or Table("chat")).version(name)
+    assert version is not None
+    return version.engine, version.front, version.engine_model, version.chat_template
+
+
+def test_a_front_and_what_goes_with_it_are_the_versions() -> None:
+    desk = split()
+    desk.does(update(engine="deepspeed", front="gateway", engine_model="llama", chat_template="/templates/llama"))
+    assert speaks(desk) == ("deepspeed", "gateway", "llama", "/templates/llama")
+    desk.does(update(weight=0.5))
+    desk.does(update(engine="deepspeed", front="api_server"))
+    assert speaks(desk) == ("deepspeed", "api_server", "llama", "/templates/llama")
+    desk.does(update(engine_model="", chat_template=""))
+    assert speaks(desk) == ("deepspeed", "api_server", "", "")
+    desk.does(update(front=""))
+    assert speaks(desk) == ("deepspeed", "", "", "")
+
+
+def test_another_engine_is_spoken_to_as_it_is_said_with_it() -> None:
+    desk = split()
+    desk.does(update(engine="deepspeed", front="gateway", engine_model="llama", chat_template="/t"))
+    desk.does(update(engine="triton", engine_model="m"))
+    assert speaks(desk) == ("triton", "", "m", "")
+    desk.does(update(engine="vllm"))
+    assert speaks(desk) == ("vllm", "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        (update(front="grpc"), "invalid", ("front 'grpc'", "openai, generate, api_server, gateway")),
+        (update(engine_model="a\nb"), "invalid", ("engine_model", "control")),
+        (update(chat_template="x" * 1025), "invalid", ("chat_template", "1024")),
+        (update(engine="vllm", front="generate"), "invalid", ("'v2': front", "vllm has no front generate")),
+        (update(engine="vllm", engine_model="m"), "invalid", ("'v2': engine_model", "of use where")),
+        (update(front="gateway"), "conflict", ("triton has no front gateway", "generate, openai")),
+        (update(front="openai", chat_template="/t"), "conflict", ("chat_template", "applies its own")),
+        (update(front="openai", engine_model="m"), "conflict", ("engine_model",)),
+    ],
+    ids=str,
+)
+def test_what_an_engine_does_not_speak_is_refused(asked: Update, code: str, words: tuple[str, ...]) -> None:
+    split().refuses(asked, code, *words)
+
+
+def test_a_version_of_a_file_keeps_how_the_file_speaks() -> None:
+    spoken = Endpoint(url="http://h1:80", engine="deepspeed", front="gateway", engine_model="llama", version="v2")
+    desk = Desk(Service(name="chat", endpoints=(spoken,)))
+    desk.does(update(endpoints=to("c")))
+    assert speaks(desk) == ("deepspeed", "gateway", "llama", "")

@@ -37,6 +37,7 @@ FULL = Table(
     (
         Version("v1", 9500, "triton", (Target("http://h1", "z", "n"), Target("http://h2")), "a" * 64),
         Version("v2", 500, compatible=("a" * 64,), signature={"k": "v"}),
+        Version("v3", 0, "deepspeed", front="gateway", engine_model="llama", chat_template="/templates/llama"),
     ),
     ("m-*",),
     {"z": Decay(0.1, 7, "slow")},
@@ -79,6 +80,11 @@ def test_a_table_comes_back_as_it_was() -> None:
         (packed({"service": "chat", "versions": [{"name": "v1", "weight": 10_001}]}), "a weight"),
         (packed({"service": "chat", "versions": [{"name": "v1", "weight": 0}]}), "nobody"),
         (packed({"service": "chat", "versions": [{"name": "v1", "weight": 1}] * 101}), "no routing table"),
+        (packed({"service": "chat", "versions": [{"name": "v1", "weight": 1, "front": "grpc"}]}), "no routing table"),
+        (
+            packed({"service": "chat", "versions": [{"name": "v1", "weight": 1, "engine_model": "\na"}]}),
+            "no routing table",
+        ),
         (bytes((SCHEMA,)) + zlib.compress(b"\0" * (9 << 20)), "more than 8388608 bytes"),
     ],
     ids=str,
@@ -100,6 +106,15 @@ def test_any_bytes_are_a_table_or_none(data: bytes) -> None:
 def test_what_a_later_release_adds_is_left_out() -> None:
     said = {"service": "chat", "colour": "red", "versions": [{"name": "v1", "weight": PARTS, "gpus": 8}]}
     assert decode(packed(said)) == Table("chat", (Version("v1", PARTS),))
+
+
+def test_what_knew_of_no_fronts_is_read_and_reads() -> None:
+    old = {"name": "v1", "weight": PARTS, "engine": "triton"}
+    assert decode(packed({"service": "chat", "versions": [old]})) == Table("chat", (Version("v1", PARTS, "triton"),))
+    new = Table("chat", (Version("v1", PARTS, "triton", front="openai"), Version("v2", 0, "triton")))
+    said = msgspec.msgpack.decode(zlib.decompress(encode(new)[1:]))
+    # To an older release one key that it does not know, and none where there is nothing to say.
+    assert said["versions"] == [old | {"front": "openai"}, {"name": "v2", "weight": 0, "engine": "triton"}]
 
 
 def test_a_version_of_a_table_only_grows() -> None:
@@ -209,3 +224,66 @@ def test_a_change_of_more_is_none_of_weights() -> None:
     ):
         assert reweighed(FILES, made, table, replace(table, versions=changed)) is None
     assert reweighed(FILES, made, table, replace(table, versions=(one, two, Version("v3", 0)))) is not None
+
+
+# How endpoints are spoken to.
+
+
+MII = Endpoint(url="http://h1", engine="deepspeed", front="gateway", engine_model="llama", chat_template="/t")
+
+
+def spoken(policy: Service, *versions: Version) -> dict[str, tuple[str, str, str, str]]:
+    made = effective(policy, Table("chat", versions))
+    return {each.url: (each.engine, each.front, each.engine_model, each.chat_template) for each in made.endpoints}
+
+
+def test_all_endpoints_of_a_version_are_spoken_to_alike() -> None:
+    version = Version(
+        "v2", PARTS, "triton", (Target("http://h8"), Target("http://h9")), engine_model="m", chat_template="/t"
+    )
+    alike = ("triton", "", "m", "/t")
+    assert spoken(FILES, version) == {
+        "http://h1": ("vllm", "", "", ""),
+        "http://h2": ("vllm", "", "", ""),
+        "http://h8": alike,
+        "http://h9": alike,
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        pytest.param(Version("v1", PARTS, "deepspeed"), ("deepspeed", "gateway", "llama", "/t"), id="as the file says"),
+        pytest.param(Version("v1", PARTS, "triton"), ("triton", "", "", ""), id="another engine"),
+        pytest.param(
+            Version("v1", PARTS, "deepspeed", front="api_server"),
+            ("deepspeed", "api_server", "", ""),
+            id="another front",
+        ),
+        pytest.param(
+            Version("v1", PARTS, "deepspeed", engine_model="m"), ("deepspeed", "", "m", ""), id="all that it says"
+        ),
+    ],
+)
+def test_an_endpoint_that_both_name_is_spoken_to_as_the_table_says(
+    version: Version, found: tuple[str, str, str, str]
+) -> None:
+    policy = Service(name="chat", endpoints=(MII,))
+    assert spoken(policy, replace(version, endpoints=(Target("http://h1"),))) == {"http://h1": found}
+    assert spoken(policy, version) == {"http://h1": ("deepspeed", "gateway", "llama", "/t")}
+
+
+def test_a_table_begins_with_how_the_file_speaks() -> None:
+    policy = Service(name="chat", endpoints=(*FILES.endpoints, replace(MII, url="http://h3", version="v2")))
+    assert started(policy).versions == (
+        Version("v1", 6667),
+        Version("v2", 3333, "deepspeed", front="gateway", engine_model="llama", chat_template="/t"),
+    )
+
+
+@pytest.mark.parametrize("change", [{"front": "openai"}, {"engine_model": "m"}, {"chat_template": "/t"}], ids=str)
+def test_to_speak_otherwise_is_no_change_of_weights(change: dict[str, str]) -> None:
+    table = Table("chat", (Version("v2", PARTS, "triton", (Target("http://h9"),)),))
+    made = effective(FILES, table)
+    changed = replace(table, versions=(replace(table.versions[0], **change),))
+    assert reweighed(FILES, made, table, changed) is None

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescriptorUpdate(_message.Message):
-    __slots__ = ("service_name", "version", "canary_weight", "weights", "schema_hash", "compatible_schema_hashes", "engine", "endpoints", "clear_endpoints", "zone", "signature", "update_id", "expected_table_version", "plan", "models", "by", "subscribe")
+    __slots__ = ("service_name", "version", "canary_weight", "weights", "schema_hash", "compatible_schema_hashes", "engine", "endpoints", "clear_endpoints", "zone", "signature", "update_id", "expected_table_version", "plan", "models", "by", "subscribe", "front", "engine_model", "chat_template")
     class WeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,9 @@ class DescriptorUpdate(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    FRONT_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     service_name: str
     version: str
     canary_weight: float
@@ -57,7 +60,10 @@ class DescriptorUpdate(_message.Message):
     models: _containers.RepeatedScalarFieldContainer[str]
     by: str
     subscribe: Subscribe
-    def __init__(self, service_name: _Optional[str] = ..., version: _Optional[str] = ..., canary_weight: _Optional[float] = ..., weights: _Optional[_Mapping[str, float]] = ..., schema_hash: _Optional[str] = ..., compatible_schema_hashes: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., clear_endpoints: _Optional[bool] = ..., zone: _Optional[str] = ..., signature: _Optional[_Mapping[str, str]] = ..., update_id: _Optional[str] = ..., expected_table_version: _Optional[int] = ..., plan: _Optional[_Union[CanaryPlan, _Mapping]] = ..., models: _Optional[_Iterable[str]] = ..., by: _Optional[str] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ...) -> None: ...
+    front: str
+    engine_model: str
+    chat_template: str
+    def __init__(self, service_name: _Optional[str] = ..., version: _Optional[str] = ..., canary_weight: _Optional[float] = ..., weights: _Optional[_Mapping[str, float]] = ..., schema_hash: _Optional[str] = ..., compatible_schema_hashes: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., clear_endpoints: _Optional[bool] = ..., zone: _Optional[str] = ..., signature: _Optional[_Mapping[str, str]] = ..., update_id: _Optional[str] = ..., expected_table_version: _Optional[int] = ..., plan: _Optional[_Union[CanaryPlan, _Mapping]] = ..., models: _Optional[_Iterable[str]] = ..., by: _Optional[str] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., front: _Optional[str] = ..., engine_model: _Optional[str] = ..., chat_template: _Optional[str] = ...) -> None: ...
 
 class Subscribe(_message.Message):
     __slots__ = ("services", "answers_only")
@@ -227,7 +233,7 @@ class Table(_message.Message):
     def __init__(self, service_name: _Optional[str] = ..., table_version: _Optional[int] = ..., at_us: _Optional[int] = ..., by: _Optional[str] = ..., why: _Optional[str] = ..., evidence: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., zones: _Optional[_Mapping[str, ZoneDecay]] = ..., rollout: _Optional[_Union[Rollout, _Mapping]] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("name", "weight", "engine", "endpoints", "schema_hash", "compatible_schema_hashes", "signature")
+    __slots__ = ("name", "weight", "engine", "endpoints", "schema_hash", "compatible_schema_hashes", "signature", "front", "engine_model", "chat_template")
     class SignatureEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +248,9 @@ class Version(_message.Message):
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     COMPATIBLE_SCHEMA_HASHES_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    FRONT_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     weight: float
     engine: str
@@ -249,7 +258,10 @@ class Version(_message.Message):
     schema_hash: str
     compatible_schema_hashes: _containers.RepeatedScalarFieldContainer[str]
     signature: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., engine: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., schema_hash: _Optional[str] = ..., compatible_schema_hashes: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    front: str
+    engine_model: str
+    chat_template: str
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., engine: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., schema_hash: _Optional[str] = ..., compatible_schema_hashes: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ..., front: _Optional[str] = ..., engine_model: _Optional[str] = ..., chat_template: _Optional[str] = ...) -> None: ...
 
 class ZoneDecay(_message.Message):
     __slots__ = ("share", "since_us", "why")
