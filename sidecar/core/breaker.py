@@ -25,7 +25,8 @@ must count for the state that admitted it.
    never come.
 7. `shadow` runs the whole machine and refuses nobody (`shadow_denied` counts whom it would have refused); `off` judges
    nothing. An operator's `open` is no evidence but an order: it refuses in every mode, passes the floor, and lets no
-   probe through until the next order, or its end. `hold` leaves the state as it is, whatever is observed.
+   probe through until the next order, or its end (then, if it is `off`, it closes). `hold` leaves the state as it is,
+   whatever is observed.
 8. Where sidecars share it, what they agreed on comes in by `adopt`, and probes are lent by all of them together
    (`Lender`): this machine then moves neither by its wait nor by a probe's result, but asks and tells. What it trips
    by itself is its own, and probed by its own, until the others agree. Without the log (`lost`) it is all its own.
@@ -426,6 +427,8 @@ class Breaker:
             return self._permit
         if self._holds(now):
             return Denied(self.retry_at(now))
+        if self._off:
+            return self._permit  # an order was all that kept it open, and is over
         if self._lender is not None:
             return self._borrow(self._lender, now)
         moved: Transition | None = None
@@ -467,7 +470,7 @@ class Breaker:
 
     def can_probe(self, now: float) -> bool:
         """Whether `acquire` would give a probe."""
-        if self.state is _CLOSED or self._holds(now):
+        if self.state is _CLOSED or self._holds(now) or self._off:
             return False
         if self._lender is not None:
             return bool(self._lent)
@@ -529,15 +532,10 @@ class Breaker:
         )
         return transition if transition.old is not transition.new else None
 
-    def expire(self, now: float) -> None:
-        """Ends an order whose time is over: an open one may be probed now, a closed one opened."""
-        if self._held and now >= self._held_until:
-            self._held = False
-            if self.state is _OPEN:
-                self._until = now
-                self._denied = Denied(now)
-            self._set_passes()
-            self.stir()
+    def expire(self, now: float) -> Transition | None:
+        """Ends an order whose time is over: an open one may be probed now, or closes where the policy says `off`."""
+        self._end_order(now)
+        return self._turn_off(now) if self._off and not self._held and self.state is not _CLOSED else None
 
     # What all sidecars agree on.
 
@@ -552,10 +550,12 @@ class Breaker:
         self.version = agreed.version
         state = agreed.state
         held, was_held = agreed.held_until > now, self._held
-        if not held and self._off:
-            return None
         if not held:
             self._held = False  # an order that stood here is over
+            if self._off and self.state is _CLOSED:
+                return None
+            if self._off and state is not _CLOSED:
+                return self._turn_off(now)
         if state is not _CLOSED and self.state is _CLOSED and not held and not self._may_open(now, carries=False):
             return None
         self.observer = agreed.observer
@@ -709,7 +709,7 @@ class Breaker:
         transition: Transition | None = None
         if self.state is not _CLOSED:
             if self._off and not self.held_open:
-                transition = self._move(Event.ORDERED_CLOSED, now, "mode_off", "the policy turned this breaker off", "")
+                transition = self._turn_off(now)
             else:
                 self._until = min(self._until, self.since + self._longest_s())
                 self._denied = Denied(self._until)
@@ -755,9 +755,20 @@ class Breaker:
         return self._open(word, evidence, now)
 
     def _holds(self, now: float) -> bool:
-        if self._held and now >= self._held_until:
-            self.expire(now)
+        self._end_order(now)
         return self._held
+
+    def _end_order(self, now: float) -> None:
+        if self._held and now >= self._held_until:
+            self._held = False
+            if self.state is _OPEN:
+                self._until = now
+                self._denied = Denied(now)
+            self._set_passes()
+            self.stir()
+
+    def _turn_off(self, now: float) -> Transition:
+        return self._move(Event.ORDERED_CLOSED, now, "mode_off", "the policy turned this breaker off", "")
 
     def _borrow(self, lender: Lender, now: float) -> Permit | Denied:
         if self._lent:

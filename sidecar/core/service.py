@@ -271,12 +271,15 @@ class ServiceState:
             self.turned = self.turned or node.share < 1.0
 
     def tick(self, now: float) -> list[Transition]:
-        """Once a second: what the detector learns. Returns the breakers that a panic closes."""
+        """Once a second: what the detector learns. Returns the breakers that it closes, or the end of an order."""
+        moved: list[Transition] = []
         for breaker in list(self.roster.not_closed.values()):
-            breaker.expire(now)
+            closed = breaker.expire(now)
+            if closed is not None:
+                moved.append(closed)
         detection = self.detection
         if detection is None:
-            return []
+            return moved
         for detector in detection.active:
             node = self.nodes.get(EndpointKey(detector.breaker.key))
             detector.in_flight = node.in_flight if node is not None else 0
@@ -288,11 +291,11 @@ class ServiceState:
         roster.rate = normal.rate
         roster.rate_most = normal.rate_most
         if began:
-            return [breaker.close_in_panic(now) for breaker in self._opened()]
-        if normal.strained_s >= STRAINED_S and roster.minimum:
+            moved.extend([breaker.close_in_panic(now) for breaker in self._opened()])
+        elif normal.strained_s >= STRAINED_S and roster.minimum:
             normal.strained_s = 0.0
-            return [breaker.close_for_load(now) for breaker in self._opened()[:1]]
-        return []
+            moved.extend([breaker.close_for_load(now) for breaker in self._opened()[:1]])
+        return moved
 
     def _opened(self) -> list[Breaker]:
         """Who is open on evidence, the longest first; an operator's order stands."""

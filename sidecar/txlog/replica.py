@@ -818,7 +818,9 @@ class Replica:
         breaker = self._breaker(key)
         if breaker is None:
             return
-        breaker.expire(now)
+        closed = breaker.expire(now)
+        if closed is not None:
+            self._tell(closed)
         if not self.up or not breaker.shared or breaker.held_open:
             return
         if any(lease.used_at is None for lease in self.leases.held(key)):

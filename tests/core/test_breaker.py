@@ -1045,6 +1045,31 @@ def test_holding_one_on_trial_opens_it_and_reset_ends_every_order() -> None:
     assert breaker.state is CLOSED and breaker.held_until is None
 
 
+@pytest.mark.parametrize("ends", ["time", "another's record", "another's order", "ours"])
+def test_where_the_mode_is_off_an_order_that_is_over_leaves_nothing_open(ends: str) -> None:
+    roster = Roster()
+    roster.resize(3, 0.34)
+    breaker, library = breaker_of(rule_of(mode="off"), roster), Library()
+    held_until = 61.0 if ends == "time" else math.inf
+    assert breaker.adopt(agreed_on(OPEN, held_until=held_until, by="ann"), library, 1.0) is not None
+    assert isinstance(breaker.acquire(60.0), Denied) and breaker.expire(60.0) is None
+    match ends:
+        case "time":
+            assert not permitted(breaker, 61.0).probe and not breaker.can_probe(61.0), "nobody waits for the next tick"
+            moved = breaker.expire(61.0)
+            assert breaker.expire(62.0) is None
+        case "another's record":
+            moved = breaker.adopt(agreed_on(HALF_OPEN, version=2), library, 61.0)
+        case "another's order":
+            moved = breaker.adopt(agreed_on(CLOSED, version=2, by="bob"), library, 61.0)
+        case _:
+            moved = breaker.force("close", 61.0, "bob")
+    assert moved is not None and (moved.old, moved.new) == (OPEN, CLOSED)
+    assert (moved.why, moved.agreed) == ("mode_off", False) or ends in ("another's order", "ours")
+    assert breaker.passes and breaker.held_until is None and not breaker.shared and not roster.not_closed
+    assert record(breaker, F, 62.0) is None and not library.wanted
+
+
 def test_every_state_reaches_every_other() -> None:
     edges: dict[State, set[State]] = {state: set() for state in State}
     for (old, event), new in TRANSITIONS.items():

@@ -12,7 +12,7 @@ from sidecar.core.breaker import Action
 from sidecar.kernel.outcome import Result
 from sidecar.txlog.codec import shard_of
 from sidecar.txlog.local import LocalStore
-from tests.txlog.world import KEYS, NAMES, SKEW_MS, Fate, Reading, Sidecar, Strange, World
+from tests.txlog.world import KEYS, NAMES, SKEW_MS, Fate, Reading, Reload, Sidecar, Strange, World
 
 sidecars = st.integers(0, len(NAMES) - 1)
 keys = st.sampled_from(KEYS)
@@ -21,6 +21,7 @@ readings: st.SearchStrategy[Reading] = st.sampled_from(("whole",) * 5 + ("part",
 strange: st.SearchStrategy[Strange] = st.sampled_from(("fits", "stale", "again", "ahead", "result", "lease"))
 results = st.sampled_from([Result.SUCCESS] * 3 + [Result.FAILURE, Result.IGNORED])
 actions: st.SearchStrategy[Action] = st.sampled_from(("open", "close", "reset", "hold"))
+reloads: st.SearchStrategy[Reload] = st.sampled_from(("as it was", "fewer", "floor", "off"))
 spans_ms = st.sampled_from([1, 20, 300, 1100, 2500, 6000, 31_000, 61_000, 130_000])
 
 
@@ -130,6 +131,10 @@ class Fleet(RuleBasedStateMachine):
                 world.die(i)
             case _:
                 world.cut(i, what == "cut")
+
+    @rule(i=sidecars, how=reloads)
+    def reload(self, i: int, how: Reload) -> None:
+        self.world.reload(i, how)
 
     @rule(what=st.sampled_from(["deliver", "repeat", "flush", "failover", "trim"]), key=keys, number=st.integers(0, 40))
     def goes_wrong(self, what: str, key: str, number: int) -> None:

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from sidecar.core.balance import Choice
-from sidecar.core.breaker import Action, Denied, Permit, Scope, State
+from sidecar.core.breaker import Action, Breaker, Denied, Permit, Scope, State
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Endpoint, Seconds
+from sidecar.policy.schema import Breakers, Endpoint, Seconds
 from sidecar.txlog.codec import Code, Kind, decode, encode_body, register_key, route_key, shard_of
 from sidecar.txlog.lease import IDLE_S, KEEP_S
 from sidecar.txlog.replica import MOST_DUE, REFUSED_S, REMIND_S, Job
@@ -745,6 +745,56 @@ def test_what_the_floor_refused_and_is_gone_is_looked_at_no_more(gone: str) -> N
             two.use(policy_of(3, replace(RULE, mode="off"), quorum=2))
     network.passes(REFUSED_S)
     assert not two.replica._refused
+
+
+def met(sidecar: Sidecar, scope: Scope) -> Breaker:
+    """The breaker of h1, of a session or of a kind of request, which this sidecar knows now."""
+    if scope is Scope.NODE:
+        return sidecar.breaker()
+    if scope is Scope.REQUEST:
+        return sidecar.service.request_breaker("/r", sidecar.now())
+    sidecar.service.session(SessionId("s"), sidecar.now())
+    found = sidecar.service.find(Scope.SESSION, "s", sidecar.now())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("ends", ["time", "order", "trial"])
+@pytest.mark.parametrize("scope", Scope)
+def test_who_is_off_obeys_an_order_and_its_end_and_takes_nobodys_probe(scope: Scope, ends: str) -> None:
+    network = Network(2)
+    one, two = network.sidecars
+    rules = policy_of().breakers
+    off = Breakers(
+        node=replace(rules.node, mode="off"),
+        session=replace(rules.session, mode="off"),
+        request=replace(rules.request, mode="off"),
+    )
+    two.use(replace(policy_of(), breakers=off))
+    ours, theirs = met(one, scope), met(two, scope)
+    ours.force("open", network.now, "ann", network.now + 30.0)
+    one.replica.order(ours, "open", "ann", 30.0, network.now)
+    network.turn()
+    assert theirs.held_open and isinstance(theirs.acquire(network.now), Denied)
+    if ends == "order":
+        ours.force("close", network.now, "ann")
+        one.replica.order(ours, "close", "ann", math.inf, network.now)
+        network.turn()
+    else:
+        network.passes(32.0, asking=[two])
+        assert ours.state is OPEN and network.states() == [OPEN if scope is Scope.NODE else CLOSED, CLOSED]
+    if ends == "trial":
+        for _ in range(20):
+            one.service.asked_at = one.now()
+            one.ends(ours, S)
+            network.passes(0.5, asking=[two])
+        assert ours.state is CLOSED, "nobody else has its probes"
+    assert theirs.state is CLOSED and theirs.passes and theirs.held_until is None
+    assert not two.replica.leases.held(key_of(scope)) and not len(two.replica.ring)
+
+
+def key_of(scope: Scope) -> str:
+    return register_key(scope, "chat", {Scope.NODE: "h1:80", Scope.REQUEST: "/r", Scope.SESSION: "s"}[scope])
 
 
 def test_an_old_record_that_was_restored_does_not_keep_the_others_from_opening() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
-from sidecar.core.breaker import Action, Breaker, Permit, Scope, State, Transition
+from sidecar.core.breaker import Action, Breaker, Permit, Scope, State, Transition, min_closed
 from sidecar.core.fleet import Fleet
 from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
@@ -70,6 +70,8 @@ Fate = Literal["done", "lost", "unheard", "half", "late"]
 Strange = Literal["fits", "stale", "again", "ahead", "result", "lease", "tie"]
 """A proposal that fits, of an old version, with the register's own tx, of a later epoch; a result or a lease of a probe
 that may be anybody's; another record of the register's version."""
+Reload = Literal["as it was", "fewer", "floor", "off"]
+"""A policy as at the start; without the last endpoint; with a floor of all but one; with endpoints' breakers off."""
 Reading = Literal["whole", "part", "twice", "reversed", "hole"]
 """How entries come: all; the first few; all and again; in reverse; without one."""
 
@@ -167,6 +169,11 @@ class Sidecar:
     def service(self) -> ServiceState:
         return self.replica.fleet.services[ServiceName(SERVICE)]
 
+    def knows(self, key: str) -> bool:
+        """Whether a request could meet it here: an endpoint may have left."""
+        scope, _, name = parse_key(key)
+        return scope != Scope.NODE or EndpointKey(name) in self.service.nodes
+
     def breaker(self, key: str) -> Breaker:
         scope, _, name = parse_key(key)
         service, now = self.service, self.now()
@@ -179,13 +186,18 @@ class Sidecar:
         assert found is not None
         return found
 
+    def use(self, policy: Service) -> None:
+        """A reload."""
+        for transition in self.replica.fleet.apply(Snapshot(version=2, services=(policy,)), self.now()):
+            self.moved(transition)
+
     def moved(self, transition: Transition | None) -> None:
         """What the request path does with a transition."""
         if transition is not None:
             self.replica.transition(transition, "t" * 32)
 
     def _told(self, transition: Transition) -> None:
-        assert transition.agreed or transition.why == "floor", transition
+        assert transition.agreed or transition.why in ("floor", "mode_off"), transition
 
     def known(self) -> dict[str, bytes]:
         """The registers as it knows them."""
@@ -232,6 +244,8 @@ class World:
     def fail(self, i: int, key: str, proofs: int = 0) -> None:
         """A breaker sees what opens it: failures, or (`proofs`) a detector's evidence."""
         sidecar = self.sidecars[i]
+        if not sidecar.knows(key):
+            return
         breaker, now = sidecar.breaker(key), sidecar.now()
         if proofs:
             sidecar.moved(breaker.trip("gray", "late", proofs, Adaptive(), now))
@@ -244,6 +258,8 @@ class World:
     def request(self, i: int, key: str) -> None:
         """A request asks a breaker for leave."""
         sidecar = self.sidecars[i]
+        if not sidecar.knows(key):
+            return
         breaker, now = sidecar.breaker(key), sidecar.now()
         sidecar.service.asked_at = now
         if len(sidecar.permits) < MOST_PERMITS:
@@ -262,6 +278,8 @@ class World:
     def order(self, i: int, key: str, action: Action, for_s: float = inf) -> None:
         """An operator speaks."""
         sidecar = self.sidecars[i]
+        if not sidecar.knows(key):
+            return
         breaker, now = sidecar.breaker(key), sidecar.now()
         breaker.force(action, now, "ops", now + for_s)
         sidecar.replica.order(breaker, action, "ops", for_s, now)
@@ -272,6 +290,10 @@ class World:
     def sleep(self, i: int, ms: int) -> None:
         """A sidecar's process stood still, and its clock did not: to itself it is later."""
         self.sidecars[i].slept_us += ms * 1000
+
+    def reload(self, i: int, how: Reload) -> None:
+        """A sidecar's policy changes, and the others' does not, or not yet."""
+        self.sidecars[i].use(changed(self.policy, how))
 
     def die(self, i: int) -> None:
         """A sidecar is killed, and started again."""
@@ -426,7 +448,7 @@ class World:
             base_ms=1000,
             max_ms=8000,
             size=NODES if opens else 0,
-            minimum=self.sidecars[0].service.roster.minimum if opens else 0,
+            minimum=min_closed(NODES, self.policy.breakers.node.min_closed_ratio) if opens else 0,
         )
         if what == "ahead" and isinstance(call, Propose):
             if seen:
@@ -579,6 +601,12 @@ class World:
             return
         lent = register.state != Code.CLOSED and not register.held and breaker.state is not State.CLOSED
         assert breaker.shared or not lent, f"7: {sidecar.name} probes {key} on its own"
+        if scope == Scope.NODE and sidecar.service.policy.breakers.node.mode == "off":
+            # Nothing but an order keeps it open; one that is over may stand until the next beat.
+            over = not register.held or 0 < register.expires_us <= self.clock.server_us()
+            obeys = over or register.state == Code.CLOSED if breaker.state is State.CLOSED else register.held
+            assert obeys, f"7: {sidecar.name}: {key} is {breaker.state} where it is off, the register {register}"
+            return
         states = {Code.CLOSED: State.CLOSED, Code.OPEN: State.OPEN, Code.HALF_OPEN: State.HALF_OPEN}
         if breaker.state is states[Code(register.state)]:
             return
@@ -654,6 +682,20 @@ def policy_of(quorum: int, probes: int, successes: int) -> Service:
         ),
         shared=Shared(quorum=quorum),
     )
+
+
+def changed(policy: Service, how: Reload) -> Service:
+    node = policy.breakers.node
+    match how:
+        case "as it was":
+            return policy
+        case "fewer":
+            return replace(policy, endpoints=policy.endpoints[:-1])
+        case "floor":
+            node = replace(node, min_closed_ratio=(NODES - 1) / NODES)
+        case _:
+            node = replace(node, mode="off")
+    return replace(policy, breakers=replace(policy.breakers, node=node))
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
