@@ -61,9 +61,15 @@ class Translation:
         self.param: str | None = None
         if call.api is _CHAT or call.api is _COMPLETIONS:
             try:
-                self._body = read_body(data)
+                self._body = body = read_body(data)
             except SidecarError as exc:
                 self._unreadable = exc.detail
+            else:
+                # An engine that is sent a prompt would answer one of nothing, at length.
+                if call.api is _CHAT and not body.messages:
+                    self._unreadable = "messages: must be a list of at least one message"
+                elif call.api is _COMPLETIONS and body.prompt is None:
+                    self._unreadable = "prompt: is missing"
         self._needs = needs_of(call.api, call.n, self._body) if not self._unreadable else frozenset[str]()
 
     def barred(self, service: ServiceState) -> list[EndpointKey]:

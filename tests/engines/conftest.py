@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.engine import Vllm, VllmKeeper
+pytest.register_assert_rewrite("tests.engines.script")
+
+from tests.engines.engine import Vllm, VllmKeeper  # noqa: E402 (after what decides how it is read)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

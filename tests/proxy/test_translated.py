@@ -361,6 +361,81 @@ async def test_a_body_that_cannot_be_read_is_a_bad_request_unless_an_engine_may_
         assert (await proxy.once(asked)).header(b"x-sidecar-endpoint") == judge.key.encode()
 
 
+async def test_a_session_comes_back_to_the_version_that_could_not_do_one_request() -> None:
+    """A version on Triton, one on vLLM: what Triton lacks is a detour, and no move."""
+    whole = answers(json_answer(b'{"choices":[{"text":"x","finish_reason":"stop"}]}'))
+    async with (
+        Upstream(plays(*WORDS)) as lacks,
+        Upstream(plays(*WORDS)) as twin,
+        Upstream(whole) as can,
+        Upstream(whole) as other,
+        sidecar(
+            service(
+                triton(lacks, version="v2"),
+                triton(twin, version="v2"),
+                endpoint(can, version="v1"),
+                endpoint(other, version="v1"),
+                split={"v1": 0.5, "v2": 0.5},
+            )
+        ) as proxy,
+    ):
+
+        async def asked(session: int, **field: object) -> bytes:
+            body = msgspec.json.encode({"model": "m", "prompt": "hi", "stream": False} | field)
+            head = [JSON, b"x-session-id: s%d" % session]
+            got = await proxy.once(request(COMPLETIONS, method=b"POST", headers=head, body=body))
+            assert got.status == 200
+            return got.header(b"x-sidecar-endpoint")
+
+        bound = {session: await asked(session) for session in range(12)}
+        tritons, vllms = {lacks.key.encode(), twin.key.encode()}, {can.key.encode(), other.key.encode()}
+        assert set(bound.values()) & tritons and set(bound.values()) & vllms
+        for session, place in bound.items():
+            detour = await asked(session, n=2)
+            assert detour in vllms
+            assert detour == place or place in tritons
+            assert await asked(session) == place
+        # Who begins with it stays where it was served.
+        first = await asked(99, n=2)
+        assert first in vllms
+        assert [await asked(99), await asked(99, n=2)] == [first, first]
+
+
+async def test_who_is_open_is_probed_though_no_request_can_go_everywhere() -> None:
+    """What one endpoint cannot do makes no request a re-sent one, which would probe nobody while others serve."""
+    fine, broken = json_answer(b'{"choices":[{"text":"x","finish_reason":"stop"}]}'), json_answer(error_body())
+    sick = [broken]
+
+    async def recovers(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(sick[0] if sick else fine)
+
+    async with (
+        Upstream(plays(*WORDS)) as lacks,
+        Upstream(answers(fine)) as well,
+        Upstream(recovers) as ill,
+        sidecar(
+            service(
+                triton(lacks),
+                endpoint(well),
+                endpoint(ill),
+                breakers=node_breaker(open_s=Seconds(0.05)),
+                retry=Retry(attempts=3, budget_min=100),
+            )
+        ) as proxy,
+    ):
+
+        async def asked() -> int:
+            assert (await proxy.once(completion(stream=False, n=2))).status == 200
+            return len(ill.requests)
+
+        while not await asked():
+            pass
+        sick.clear()
+        while await asked() < 2:
+            await asyncio.sleep(0.01)
+
+
 # --- moving between engines -------------------------------------------------------------------------------------------
 
 
