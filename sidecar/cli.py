@@ -26,6 +26,7 @@ _EXAMPLES = """examples:
   sidecar breakers open node 127.0.0.1:8000 --for 10m
   sidecar routes set chat v2 --plan canary.yaml
   sidecar canary status --watch
+  sidecar model load llama --model-version 2 --expect Paris
   sidecar log tail --follow
   sidecar log replay --policy stricter.yaml --since 2h
 
@@ -47,6 +48,11 @@ first.
 A plan is a document of YAML or JSON (docs/routing.md):
   baseline: v1
   steps: [{weight: 0.05, min: 5m, min_samples: 600}, {weight: 0.5, min: 10m}, {weight: 1}]
+
+"""
+
+_MODEL_LOAD = """Steps, of which each may have its --timeout: look, rest, drain, load, ready, cache, canary, weights,
+revert, unload. If one fails, what was done is undone, the old model serves, and the exit code is 1. docs/hot-update.md
 
 """
 
@@ -261,6 +267,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_routes(verbs)
     _add_canary(verbs)
+    _add_model(verbs)
 
     version = _add(verbs, "version", _version, "the version of this program, and whether it is compiled")
     version.add_argument("--json", action="store_true", help="print JSON")
@@ -394,6 +401,110 @@ def _add_canary(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
             order.add_argument("--full", action="store_true", help="to its full weight")
 
 
+def _add_model(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    model = verbs.add_parser(
+        "model", help="models that are loaded and unloaded while traffic flows", allow_abbrev=False
+    )
+    actions = model.add_subparsers(title="actions", metavar="ACTION", required=True)
+    load = _add_query(
+        actions,
+        "load",
+        "load",
+        "let a new model serve: loaded, ready, asked, and only then given traffic; or the old one stays",
+        "sidecar model load llama --model-version 2 --expect Paris          Triton, from its repository",
+        "sidecar model load sql --path /models/sql-v2 --service chat        vLLM, a LoRA adapter",
+        "sidecar model load llama --wake --endpoint http://10.0.0.9:8000    vLLM, from its sleep",
+        "sidecar model load llama --version v2 --endpoint http://10.0.0.9:8000 --engine vllm --old sleep",
+        "sidecar model load llama --version v2 --plan canary.yaml --timeout drain=1h",
+        ask=_reload,
+        more=_MODEL_LOAD,
+    )
+    load.add_argument("--path", metavar="DIR", default="", help="a LoRA adapter: its folder, as the engine sees it")
+    load.add_argument("--wake", action="store_true", help="wake up engines that sleep")
+    load.add_argument(
+        "--version", metavar="VERSION", default="", help="its endpoints are this version's, of the routes"
+    )
+    repository = load.add_argument_group("Triton's repository (without --path, --wake and --version)")
+    repository.add_argument("--model-version", metavar="N", default="", help="this version of it (default: as it says)")
+    repository.add_argument("--config", metavar="FILE", help="this configuration, as JSON, instead of the repository's")
+    version = load.add_argument_group("with --version")
+    version.add_argument("--engine", metavar="KIND", choices=("vllm", "triton", "deepspeed"), help="of a new version")
+    version.add_argument("--weight", metavar="0.5", help="its share of new sessions at the end (default: 1)")
+    version.add_argument("--plan", metavar="FILE", help="lead it there step by step, judged; - reads it")
+    version.add_argument(
+        "--old",
+        choices=("leave", "unload", "sleep", "terminate"),
+        default="leave",
+        help="what the old endpoints do when their streams have ended: Triton may unload, vLLM sleep, MII's gateway"
+        " terminate (default: leave them)",
+    )
+    canary = load.add_argument_group("its canary")
+    canary.add_argument("--canary-prompt", metavar="TEXT", default="", help="what the new model is asked first")
+    canary.add_argument(
+        "--canary-tokens", metavar="N", default="0", help="how many it may answer (1; with --expect 16)"
+    )
+    canary.add_argument("--expect", metavar="TEXT", default="", help="what its answer must contain")
+    load.add_argument(
+        "--in-rotation",
+        action="store_true",
+        help="let endpoints serve while their model changes, and by the new one before its canary was answered",
+    )
+    unload = _add_query(
+        actions,
+        "unload",
+        "unload",
+        "take a model away, after its streams",
+        "sidecar model unload llama --endpoint http://10.0.0.9:8000     Triton",
+        "sidecar model unload sql --adapter --service chat              vLLM, a LoRA adapter",
+        "sidecar model unload llama --sleep --endpoint 10.0.0.9:8000    vLLM goes to sleep",
+        "sidecar model unload llama --version v2 --end terminate        its share goes to the others, then it ends",
+        ask=_reload,
+    )
+    unload.add_argument("--adapter", action="store_true", help="a LoRA adapter")
+    unload.add_argument("--sleep", action="store_true", help="let the engine sleep")
+    unload.add_argument("--level", choices=("0", "1", "2"), default="1", help="how deep; 1")
+    unload.add_argument("--version", metavar="VERSION", default="", help="this version of the routes")
+    unload.add_argument(
+        "--end",
+        choices=("leave", "unload", "sleep", "terminate"),
+        default="leave",
+        help="what the version's endpoints do when their streams have ended (default: nothing)",
+    )
+    unload.add_argument("--anyway", action="store_true", help="also if nobody else serves then")
+    for verb in (load, unload):
+        verb.add_argument("model", metavar="NAME", help="the model, as the engine calls it")
+        verb.add_argument("--service", metavar="SERVICE", help="whose (default: the one that serves NAME)")
+        verb.add_argument(
+            "--endpoint",
+            metavar="URL",
+            action="append",
+            default=[],
+            help="where, as `routes list` shows it or as a URL; may be repeated (default: all that can)",
+        )
+        verb.add_argument(
+            "--timeout",
+            metavar="STEP=10m",
+            action="append",
+            default=[],
+            help="how long a step may take, 1s to 30d; may be repeated",
+        )
+        verb.add_argument("--wait", action=argparse.BooleanOptionalAction, default=True, help="tell each step; yes")
+        verb.add_argument("--by", metavar="NAME", help="who asks (default: the login name)")
+    status = _add_query(
+        actions,
+        "status",
+        "status",
+        "how it stands with every service's last model update",
+        "sidecar model status",
+        "sidecar model status chat --watch",
+        ask=_reload,
+    )
+    status.add_argument("service", metavar="SERVICE", nargs="?")
+    status.add_argument(
+        "--watch", action="store_true", help="tell each step until it is over; exit code 0 if it is done"
+    )
+
+
 def _add(
     verbs: "argparse._SubParsersAction[argparse.ArgumentParser]",
     name: str,
@@ -511,6 +622,12 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 def _release(arguments: argparse.Namespace) -> int:
     from sidecar.release import ask
+
+    return ask(arguments)
+
+
+def _reload(arguments: argparse.Namespace) -> int:
+    from sidecar.reload import ask
 
     return ask(arguments)
 

@@ -15,6 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +29,7 @@ from sidecar.control.door import Door
 from sidecar.core.breaker import Action, Scope
 from sidecar.core.fleet import Fleet
 from sidecar.downstream.listener import Listener
+from sidecar.hot_updates import HotUpdates
 from sidecar.kernel.ids import ServiceName
 from sidecar.logbook import Logbook
 from sidecar.policy.errors import PolicyErrors
@@ -46,6 +48,7 @@ from sidecar.telemetry.writer import LineWriter
 from sidecar.templates import Templates
 from sidecar.txlog.log import State
 from sidecar.txlog.replica import Replica
+from sidecar.upstream.ask import ask
 from sidecar.upstream.load import LoadReader
 from sidecar.upstream.pool import Pool
 from sidecar.watch import PolicyWatcher, read_policy
@@ -87,6 +90,7 @@ class Running:
         self.logbook = logbook
         self.routes = routes
         self.rollouts: Rollouts | None = None
+        self.models: HotUpdates | None = None
         self.descriptors: Control | None = None
         self.envoys: Xds | None = None
         self.relays = True
@@ -94,6 +98,7 @@ class Running:
         self.proxy_port = 0
         self.admin_port: int | None = None
         self.pipeline: Pipeline
+        self.templates: Templates
         self.listener: Listener
         self.zones: Zones
         self.watcher: PolicyWatcher | None = None
@@ -167,6 +172,7 @@ class Running:
         self.metrics.retain(self.fleet)
         services = self.fleet.services.values()
         self.pool.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
+        self.templates.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
         for service in self.fleet.services.values() if self.relays else ():
@@ -194,6 +200,8 @@ class Running:
         before = None if known is None else known.policy
         for transition in self.fleet.put(policy, self.now()):
             self.recorder.transition(transition)
+        if before is None or before.endpoints is not policy.endpoints:
+            self.templates.add(policy.endpoints)
         if before is None:
             self.pipeline.policy_changed()
         elif before.endpoints is not policy.endpoints:
@@ -225,8 +233,6 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
         first = read_policy(path, upstreams=settings.upstreams)
     else:
         first = snapshot or _without_files(settings)
-    templates = Templates(time.time)
-    first = templates.read(first)
     tls = _tls(settings)
     loop = asyncio.get_running_loop()
     metrics = Metrics(build=installed.number())
@@ -258,6 +264,8 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
         new_id=lambda: secrets.token_bytes(16),
         say=logbook.say,
     )
+    templates = Templates(time.time, logbook.say)
+    first = templates.read(first)
     failure: BaseException | None = None
     # A TaskGroup wraps what its body raises into a group; the caller shall get it as it was.
     with logs:
@@ -279,6 +287,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             running.listener = Listener(
                 running.pipeline, tls=tls, trusted=settings.trusted, max_connections=settings.max_connections
             )
+            running.templates = templates
             running.relays = settings.relay
             running.shares_salts = bool(settings.cache_salt_key)
             if settings.redis_note:
@@ -298,6 +307,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             beside = [
                 tasks.create_task(_sweep(pool, loop.time)),
                 tasks.create_task(_tick(running)),
+                tasks.create_task(templates.run()),
             ]
             if settings.relay:
                 beside.append(tasks.create_task(load.run()))
@@ -331,6 +341,24 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         breathe=lambda: asyncio.sleep(0),
                     )
                     stack.callback(tasks.create_task(rollouts.run()).cancel)
+                    if settings.relay:
+                        models = running.models = HotUpdates(
+                            fleet,
+                            routes,
+                            ask=partial(ask, pool),
+                            order=partial(running.override, Scope.NODE),
+                            tasks=tasks,
+                            observer=replica.observer,
+                            clock=loop.time,
+                            server_us=replica.server.now_us,
+                            wall=time.time,
+                            members=lambda: replica.members,
+                            new_id=lambda: secrets.token_hex(4),
+                            say=logbook.say,
+                            stepped=metrics.model_update_stepped,
+                        )
+                        beside.append(tasks.create_task(models.run()))
+                        stack.callback(models.stop)
                     running.zones = zones = Zones(
                         fleet,
                         routes.standing,

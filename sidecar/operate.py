@@ -9,15 +9,18 @@ terminal's cursor is made visible.
 import argparse
 import contextlib
 import http.client
+import math
 import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from sidecar.admin.words import OPERATOR, parse_name, parse_span
+from sidecar.policy.schema import PlanDocument
 from sidecar.settings import DEFAULT_ADMIN, Listen, UsageError, parse_listen
 
 OK, FAILED = 0, 1
@@ -26,6 +29,8 @@ OK, FAILED = 0, 1
 TIMEOUT_S = 5.0
 # 100,000 sessions that once tripped are some 30 MB.
 MAX_BODY_BYTES = 64 << 20
+# Of what a command sends: a service's schema may be long.
+MAX_FILE_BYTES = 64 << 20
 
 _PAGES = {"status": "/healthz", "breakers": "/breakers"}
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - replaced, not listened on
@@ -199,6 +204,40 @@ def login() -> str:
         return parse_name(getpass.getuser())
     except (OSError, KeyError, ImportError, ValueError):
         return OPERATOR  # a user id without a name, as in many a container
+
+
+def ratio_from(flag: str, text: str) -> float:
+    """A weight as it is written; whether it is one is the sidecar's to say, but for what JSON cannot carry."""
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = math.nan
+    if not math.isfinite(ratio):
+        raise UsageError(f'{flag}: "{text[:40]}" is not a number from 0 to 1')
+    return ratio
+
+
+def plan_from(file: str) -> PlanDocument:
+    """A canary's plan: a file, or what stands at our input (`-`). UsageError."""
+    from sidecar.policy.errors import PolicyErrors
+    from sidecar.policy.plan import read_plan
+
+    try:
+        return read_plan(file, sys.stdin.buffer.read(MAX_FILE_BYTES) if file == "-" else read_file("--plan", file))
+    except PolicyErrors as exc:
+        raise UsageError(f"--plan: {exc}") from exc
+
+
+def read_file(flag: str, file: str, most: int = MAX_FILE_BYTES) -> bytes:
+    """A whole file of up to `most` bytes. UsageError."""
+    try:
+        with Path(file).open("rb") as stream:
+            data = stream.read(most + 1)
+    except OSError as exc:
+        raise UsageError(f"{flag}: {file}: {exc.strerror or exc}") from exc
+    if len(data) > most:
+        raise UsageError(f"{flag}: {file} is longer than {most} bytes")
+    return data
 
 
 def _show(query: str, body: bytes) -> None:

@@ -11,12 +11,10 @@ anybody is asked; what it means for the table that stands is the sidecar's to ju
 """
 
 import argparse
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlencode
 
@@ -31,11 +29,13 @@ from sidecar.operate import (
     admin_address,
     exchange,
     login,
+    plan_from,
     print_table,
     printable,
+    ratio_from,
+    read_file,
     refusal,
 )
-from sidecar.policy.schema import PlanDocument
 from sidecar.settings import Listen, UsageError
 
 WATCH_S: Final = 1.0
@@ -44,8 +44,6 @@ WATCH_S: Final = 1.0
 PATIENCE: Final = 60
 
 VLLM: Final = "vllm"
-
-MAX_SCHEMA_BYTES: Final = 64 << 20
 
 
 class RouteEndpoint(msgspec.Struct, frozen=True):
@@ -219,8 +217,10 @@ def _update(arguments: argparse.Namespace) -> bytes:
             version=arguments.version,
             update_id=arguments.update_id,
             expected=_number("--expected", arguments.expected),
-            weight=None if arguments.weight is None else _ratio("--weight", arguments.weight),
-            weights={name: _ratio("--weights", part) for name, part in _pairs("--weights", _commas(arguments.weights))},
+            weight=None if arguments.weight is None else ratio_from("--weight", arguments.weight),
+            weights={
+                name: ratio_from("--weights", part) for name, part in _pairs("--weights", _commas(arguments.weights))
+            },
             engine=arguments.engine or "",
             endpoints=endpoints,
             zone=arguments.zone,
@@ -231,7 +231,7 @@ def _update(arguments: argparse.Namespace) -> bytes:
             front=arguments.front,
             engine_model=arguments.engine_model,
             chat_template=arguments.chat_template,
-            plan=None if arguments.plan is None else _plan(arguments.plan),
+            plan=None if arguments.plan is None else plan_from(arguments.plan),
         )
     )
 
@@ -240,17 +240,6 @@ def _number(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 16):
         raise UsageError(f'{flag}: "{text[:40]}" is not the version of a table')
     return int(text)
-
-
-def _ratio(flag: str, text: str) -> float:
-    """A weight as it is written; whether it is one is the sidecar's to say, but for what JSON cannot carry."""
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = math.nan
-    if not math.isfinite(ratio):
-        raise UsageError(f'{flag}: "{text[:40]}" is not a number from 0 to 1')
-    return ratio
 
 
 def _commas(text: str) -> list[str]:
@@ -279,29 +268,7 @@ def _schema(arguments: argparse.Namespace) -> str:
         raise UsageError("--schema-hash and --schema-file exclude each other")
     from hashlib import sha256
 
-    return sha256(_read("--schema-file", file)).hexdigest()
-
-
-def _plan(file: str) -> PlanDocument:
-    """A plan's file, or what stands at our input (`-`)."""
-    from sidecar.policy.errors import PolicyErrors
-    from sidecar.policy.plan import read_plan
-
-    try:
-        return read_plan(file, sys.stdin.buffer.read(MAX_SCHEMA_BYTES) if file == "-" else _read("--plan", file))
-    except PolicyErrors as exc:
-        raise UsageError(f"--plan: {exc}") from exc
-
-
-def _read(flag: str, file: str) -> bytes:
-    try:
-        with Path(file).open("rb") as stream:
-            data = stream.read(MAX_SCHEMA_BYTES + 1)
-    except OSError as exc:
-        raise UsageError(f"{flag}: {file}: {exc.strerror or exc}") from exc
-    if len(data) > MAX_SCHEMA_BYTES:
-        raise UsageError(f"{flag}: {file} is longer than {MAX_SCHEMA_BYTES} bytes")
-    return data
+    return sha256(read_file("--schema-file", file)).hexdigest()
 
 
 def _only(address: Listen) -> str:

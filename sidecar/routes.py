@@ -368,7 +368,7 @@ class Routes:
         self._turn(view)
 
     def turn(self) -> None:
-        """Gives the zones of all services what their tables say: after a policy's services were made."""
+        """Gives all services what their tables say beside their policy: after a policy's services were made."""
         for view in self._views.values():
             self._turn(view)
 
@@ -376,6 +376,7 @@ class Routes:
         state = self._replica.fleet.services.get(ServiceName(view.table.service))
         if state is not None:
             state.turn({zone: decay.share for zone, decay in view.table.zones.items()})
+            state.salt_generation = view.table.salt_generation
 
     def _made(self, policy: Service, table: Table) -> Service:
         """The policy with the table over it; BadTable."""

@@ -973,3 +973,18 @@ async def test_a_feed_that_is_cancelled_has_taken_nothing() -> None:
     asking.cancel()
     await asyncio.wait([asking])
     assert len(await events(feed)) == 1
+
+
+async def test_a_new_generation_of_cache_salts_reaches_every_sidecar_and_stays_over_a_reload() -> None:
+    one, two = pods(2, FILES)
+
+    def salted(table: Table) -> Table:
+        return replace(table, salt_generation=table.salt_generation + 1)
+
+    for generation in (1, 2):
+        accepted(await one.routes.change("chat", salted, "", "cache_salt", begin=True))
+        turn(one, two)
+        assert [pod.fleet.services[ServiceName("chat")].salt_generation for pod in (one, two)] == [generation] * 2
+    two.reload(FILES)
+    two.routes.turn()
+    assert two.fleet.services[ServiceName("chat")].salt_generation == 2

@@ -20,6 +20,7 @@ from sidecar.admin.answer import encoded, error, page
 from sidecar.admin.evidence import EvidencePage
 from sidecar.admin.facts import Facts
 from sidecar.admin.log import LogPages
+from sidecar.admin.models import ModelPages
 from sidecar.admin.operator import FORWARDED, why_not
 from sidecar.admin.order import ACTIONS, parse_order
 from sidecar.admin.ready import readiness
@@ -88,6 +89,7 @@ def application(facts: Facts) -> web.Application:
     app.router.add_get("/policy", pages.policy)
     app.router.add_post("/drain", pages.drain)
     RoutePages(facts, _require_operator).register(app)
+    ModelPages(facts, _require_operator).register(app)
     # Before the registers' histories: its name is no register's.
     EvidencePage(facts).register(app)
     LogPages(facts).register(app)

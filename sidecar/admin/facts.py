@@ -8,6 +8,7 @@ import msgspec
 from sidecar.core.breaker import Action, Scope
 from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
+from sidecar.core.hot_plan import Updates
 from sidecar.policy.store import PolicyStore
 
 
@@ -136,6 +137,10 @@ class Facts(Protocol):
     @property
     def routes(self) -> Desk | None:
         """The routing tables; None: there is no log to keep them in."""
+
+    @property
+    def models(self) -> Updates | None:
+        """The model updates; None: this sidecar relays nothing."""
 
     @property
     def control(self) -> ControlView | None:

@@ -79,7 +79,7 @@ class RoutePages:
             return _no_tables()
         service = request.match_info["service"]
         try:
-            update = parse_update(service, await request.read(), _by(request.query))
+            update = parse_update(service, await request.read(), asker(request.query))
         except ValueError as exc:
             return answer.error(400, str(exc), "invalid")
         told = await desk.submit(update)
@@ -112,7 +112,7 @@ class RoutePages:
         if action is None:
             return answer.error(404, f"actions are {', '.join(ORDERS)}", "unknown_action")
         try:
-            by = _by(request.query)
+            by = asker(request.query)
         except ValueError as exc:
             return answer.error(400, str(exc), "invalid")
         told = await desk.order(request.match_info["service"], action, by)
@@ -150,7 +150,7 @@ def _no_tables() -> web.Response:
     return answer.error(404, "this sidecar keeps no routing tables", "no_tables")
 
 
-def _by(query: Mapping[str, str]) -> str:
+def asker(query: Mapping[str, str]) -> str:
     """Who asks. ValueError in words for him, for any other parameter as well."""
     for name in query:
         if name != "by":

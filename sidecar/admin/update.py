@@ -50,7 +50,7 @@ def parse_update(service: str, body: bytes, by: str) -> Update:
     """The update in a request's body. ValueError in words for who wrote it."""
     try:
         document = _DECODER.decode(body)
-        json.loads(body, object_pairs_hook=_once)
+        json.loads(body, object_pairs_hook=once)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"no update: {exc}") from exc
     if document.plan is not None and not document.plan.steps:
@@ -109,7 +109,7 @@ def plan_of(document: PlanDocument) -> Plan:
     )
 
 
-def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     """An object's members; ValueError where one is there twice: either might be meant."""
     members = dict(pairs)
     if len(members) < len(pairs):

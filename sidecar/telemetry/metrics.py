@@ -155,6 +155,14 @@ class Metrics:
             "Canaries that came to another step or phase, by where to; each sidecar counts what it heard",
             ("service", "to"),
         )
+        self.model_update_steps = self._counters(
+            "sidecar_model_update_steps_total",
+            "Steps of model updates led here that ended, by the step and whether it was done; step all: whole updates",
+            ("step", "result"),
+        )
+        self.model_update_seconds = self._summaries(
+            "sidecar_model_update_step_seconds", "How long steps of model updates took, and whole ones", ("step",)
+        )
         self.xds_pushes_sent = self._counters(
             "sidecar_xds_pushes_total", "Resources sent to Envoys, by their type", ("type",)
         )
@@ -229,6 +237,11 @@ class Metrics:
     def rollout_moved(self, service: str, to: str) -> None:
         """Count a canary's change: `step`, or the phase that it came to."""
         self.rollout_moves.child((service, to)).n += 1
+
+    def model_update_stepped(self, step: str, result: str, took_s: float) -> None:
+        """Count a step of a model update that was led here, or, as `all`, an update."""
+        self.model_update_steps.child((step, result)).n += 1
+        self.model_update_seconds.child((step,)).observe(took_s)
 
     def xds_push(self, kind: str) -> None:
         """Count a push to an Envoy: `cds`, `eds`, `lds` or `rds`."""

@@ -11,6 +11,7 @@ from sidecar.core.breaker import Action, Breaker, Permit, Scope, State, Transiti
 from sidecar.core.desk import Action as RolloutAction
 from sidecar.core.desk import Desk, Event, Notice, TableView, outline
 from sidecar.core.fleet import Fleet
+from sidecar.core.hot_plan import Updates
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.table import Plan, Rollout, Step, Table, Version
 from sidecar.kernel.ids import EndpointKey, ServiceName
@@ -225,6 +226,7 @@ class StillFacts:
         self.drains = 0
         self.log: LogFacts | None = None
         self.routes: Desk | None = None
+        self.models: Updates | None = None
         self.results: list[str] = []
         self.control: ControlView | None = None
         self.xds: ControlView | None = None

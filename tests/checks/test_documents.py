@@ -14,6 +14,8 @@ from sidecar.admin.routes import ORDERS
 from sidecar.admin.routes import STATUS as STATUS_OF
 from sidecar.admin.update import UpdateDocument
 from sidecar.cli import _parser
+from sidecar.core.hot_update import DEADLINES
+from sidecar.core.hot_update import Phase as UpdatePhase
 from sidecar.core.table import Phase
 from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.outcome import DOCTRINE, Ending
@@ -268,3 +270,10 @@ def test_every_decision_is_short_and_has_its_three_parts() -> None:
 def test_the_changelog_has_the_version_that_is_built() -> None:
     (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_step_and_phase_of_a_model_update_is_explained() -> None:
+    said = {row[0] for row in rows("hot-update.md", 3)}
+    assert set(DEADLINES) <= said
+    phases = {row[0] for row in rows("hot-update.md", 2)}
+    assert {*get_args(UpdatePhase), "interrupted"} <= phases

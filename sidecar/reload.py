@@ -1,0 +1,320 @@
+"""The verbs of model updates: `model load`, `model unload` and `model status`, by a sidecar's admin port.
+
+What is asked is read here as strictly as there, so that a wrong word is told before anybody is asked. An update takes
+from a second to as long as its plan: it is begun, and then looked at until it is over, each step told as it ends. Who
+stops looking stops nothing.
+"""
+
+import argparse
+import os
+import sys
+import time
+from typing import Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from sidecar.admin.model_document import CanaryDocument, ModelDocument, encode_wanted
+from sidecar.admin.words import parse_name, parse_span
+from sidecar.core.hot_update import DEADLINES, Kind
+from sidecar.operate import (
+    FAILED,
+    OK,
+    Unanswered,
+    admin_address,
+    exchange,
+    login,
+    plan_from,
+    print_table,
+    printable,
+    ratio_from,
+    read_file,
+    refusal,
+)
+from sidecar.policy.schema import Span
+from sidecar.settings import Listen, UsageError
+
+WATCH_S: Final = 0.2
+"""How often an update that is watched is looked at: a whole one may take two seconds."""
+
+PATIENCE: Final = 300
+"""Looks in vain until a sidecar that was heard is given up: a minute, in which it may be started anew."""
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+
+
+class StepTold(msgspec.Struct, frozen=True):
+    """A step within a line of `GET /models`."""
+
+    step: str
+    endpoint: str = ""
+    result: str = ""
+    took_s: float = 0.0
+    detail: str = ""
+
+
+class UpdateTold(msgspec.Struct, frozen=True):
+    """A line of `GET /models`."""
+
+    service: str
+    id: str
+    action: str = ""
+    kind: str = ""
+    model: str = ""
+    version: str = ""
+    phase: str = ""
+    live: bool = False
+    step: str = ""
+    endpoint: str = ""
+    since: str = ""
+    step_since: str = ""
+    took_s: float = 0.0
+    by: str = ""
+    on: str = ""
+    why: str = ""
+    steps: tuple[StepTold, ...] = ()
+
+
+class BegunTold(msgspec.Struct, frozen=True):
+    """What `POST /models` answers."""
+
+    service: str
+    id: str
+
+
+def ask(arguments: argparse.Namespace) -> int:
+    """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for flags without sense."""
+    address = admin_address(arguments.admin, os.environ)
+    try:
+        if arguments.query == "status":
+            return _status(address, arguments)
+        return _begin(address, arguments, *_wanted(arguments))
+    except KeyboardInterrupt:
+        return FAILED
+    except (Unanswered, msgspec.DecodeError) as exc:
+        words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
+        print(f"sidecar: {address}: {words}", file=sys.stderr)
+        return FAILED
+
+
+# What is asked.
+
+
+def _wanted(arguments: argparse.Namespace) -> tuple[bytes, str]:
+    """The body and the author of an update. UsageError for flags that mean nothing."""
+    loads = arguments.query == "load"
+    flags: list[tuple[Kind, str, bool]] = [
+        ("adapter", "--path" if loads else "--adapter", bool(arguments.path if loads else arguments.adapter)),
+        ("sleep", "--wake" if loads else "--sleep", arguments.wake if loads else arguments.sleep),
+        ("version", "--version", bool(arguments.version)),
+    ]
+    said = [(kind, flag) for kind, flag, is_set in flags if is_set]
+    if len(said) > 1:
+        raise UsageError(f"{' and '.join(flag for _, flag in said)} exclude each other")
+    kind: Kind = said[0][0] if said else "repository"
+    if loads:
+        return encode_wanted(_load(arguments, kind)), _author(arguments.by)
+    document = ModelDocument(
+        model=arguments.model,
+        action="unload",
+        kind=kind,
+        service=arguments.service or "",
+        endpoints=tuple(arguments.endpoint),
+        version=arguments.version,
+        leaving=arguments.end,
+        level=int(arguments.level),
+        anyway=arguments.anyway,
+        deadlines=_deadlines(arguments.timeout),
+    )
+    return encode_wanted(document), _author(arguments.by)
+
+
+def _load(arguments: argparse.Namespace, kind: Kind) -> ModelDocument:
+    return ModelDocument(
+        model=arguments.model,
+        action="load",
+        kind=kind,
+        service=arguments.service or "",
+        endpoints=tuple(arguments.endpoint),
+        version=arguments.version,
+        engine=arguments.engine or "",
+        weight=1.0 if arguments.weight is None else ratio_from("--weight", arguments.weight),
+        plan=None if arguments.plan is None else plan_from(arguments.plan),
+        path=arguments.path,
+        config="" if arguments.config is None else _config(arguments.config),
+        model_version=arguments.model_version,
+        leaving=arguments.old,
+        rest=False if arguments.in_rotation else None,
+        canary=CanaryDocument(
+            prompt=arguments.canary_prompt, max_tokens=_tokens(arguments.canary_tokens), expect=arguments.expect
+        ),
+        deadlines=_deadlines(arguments.timeout),
+    )
+
+
+def _config(file: str) -> str:
+    data = read_file("--config", file, MAX_CONFIG_BYTES)
+    try:
+        msgspec.json.decode(data, type=dict[str, object])
+        return data.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(f"--config: {file} is no JSON object: {exc}") from exc
+
+
+def _tokens(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 4):
+        raise UsageError(f'--canary-tokens: "{text[:40]}" is not a number of tokens')
+    return int(text)
+
+
+def _deadlines(said: list[str]) -> dict[str, Span]:
+    """`STEP=10m`, each step once."""
+    deadlines: dict[str, Span] = {}
+    for each in said:
+        step, equals, span = each.partition("=")
+        if not equals or step not in DEADLINES:
+            raise UsageError(f'--timeout: "{each[:40]}" is not STEP=10m with one of {", ".join(DEADLINES)}')
+        if step in deadlines:
+            raise UsageError(f"--timeout: {step} is there twice")
+        try:
+            deadlines[step] = Span(parse_span(span))
+        except ValueError as exc:
+            raise UsageError(f"--timeout: {exc}") from exc
+    return deadlines
+
+
+def _author(by: str | None) -> str:
+    if by is None:
+        return login()
+    try:
+        return parse_name(by)
+    except ValueError as exc:
+        raise UsageError(f"--by: {exc}") from exc
+
+
+# What is done and shown.
+
+
+def _begin(address: Listen, arguments: argparse.Namespace, body: bytes, by: str) -> int:
+    status, answered = exchange(address, "POST", f"/models?{urlencode({'by': by})}", body)
+    if status != 202:
+        raise Unanswered(refusal(status, answered))
+    begun = msgspec.json.decode(answered, type=BegunTold)
+    if not arguments.wait:
+        print(msgspec.json.encode(begun).decode() if arguments.json else f"{printable(begun.service)}: {begun.id}")
+        return OK
+    return _follow(address, begun.service, begun.id, arguments.json)
+
+
+def _status(address: Listen, arguments: argparse.Namespace) -> int:
+    if arguments.watch:
+        live = [each for each in _asked(address, arguments.service) if each.live]
+        if len(live) != 1:
+            services = ", ".join(each.service for each in live)
+            raise Unanswered(f"updates are under way in {services}: name one" if live else "no update is under way")
+        return _follow(address, live[0].service, live[0].id, arguments.json)
+    status, body = exchange(address, "GET", _place(arguments.service))
+    if status != 200:
+        raise Unanswered(refusal(status, body))
+    if arguments.json:
+        print(msgspec.json.format(body, indent=2).decode())
+    else:
+        _show(_read(body))
+    return OK
+
+
+def _follow(address: Listen, service: str, id: str, as_json: bool) -> int:
+    """Tell each step as it ends, and how it all ended; OK if it is done."""
+    shown = 0
+    vain = 0
+    while True:
+        try:
+            (update,) = _asked(address, service)
+            vain = 0
+        except Unanswered:
+            vain += 1
+            if vain > PATIENCE:
+                raise
+            time.sleep(WATCH_S)
+            continue
+        if update.id != id:
+            raise Unanswered(f"another update of {service} has begun: {update.id}")
+        if as_json:
+            if len(update.steps) > shown or not update.live:
+                print(msgspec.json.encode(update).decode(), flush=True)
+        else:
+            for each in update.steps[shown:]:
+                print(_step_words(each), flush=True)
+        shown = len(update.steps)
+        if not update.live:
+            if not as_json:
+                print(_end_words(update))
+            return OK if update.phase == "done" else FAILED
+        time.sleep(WATCH_S)
+
+
+def _asked(address: Listen, service: str | None) -> tuple[UpdateTold, ...]:
+    status, body = exchange(address, "GET", _place(service))
+    if status != 200:
+        raise Unanswered(refusal(status, body))
+    return _read(body)
+
+
+def _read(body: bytes) -> tuple[UpdateTold, ...]:
+    if body[:1] == b"[":
+        return msgspec.json.decode(body, type=tuple[UpdateTold, ...])
+    return (msgspec.json.decode(body, type=UpdateTold),)
+
+
+def _place(service: str | None) -> str:
+    return "/models" if service is None else f"/models/{quote(service, safe='')}"
+
+
+def _show(updates: tuple[UpdateTold, ...]) -> None:
+    rows = [
+        (
+            each.service,
+            each.model,
+            f"{each.action} {each.kind}",
+            each.phase,
+            each.step,
+            each.endpoint,
+            each.since,
+            f"{each.took_s:.1f}",
+            each.by,
+        )
+        for each in updates
+    ]
+    notes = [_notes(each) for each in updates]
+    head = ("SERVICE", "MODEL", "WHAT", "PHASE", "STEP", "ENDPOINT", "SINCE", "SECONDS", "BY")
+    print_table(head, rows, notes)
+
+
+def _notes(update: UpdateTold) -> list[str]:
+    notes = [f"why: {update.why}"] if update.why else []
+    if update.phase == "interrupted":
+        where = f" at {update.endpoint}" if update.endpoint else ""
+        notes.append(
+            f"interrupted at step {update.step}{where}: {update.on} is no longer at it. What it did not come to has its"
+            " old model; ask again to go on"
+        )
+    return notes + [_step_words(each).strip() for each in update.steps]
+
+
+def _step_words(step: StepTold) -> str:
+    where = f" {step.endpoint}" if step.endpoint else ""
+    detail = f": {step.detail}" if step.detail else ""
+    failed = "" if step.result == "done" else f" {step.result}"
+    return printable(f"{step.took_s:9.3f} s  {step.step}{where}{failed}{detail}")
+
+
+def _end_words(update: UpdateTold) -> str:
+    said = {
+        "done": "the new model serves" if update.action == "load" else "it is unloaded",
+        "unfinished": "the new model serves, and the old one is not gone",
+        "failed": "the old model serves",
+        "stuck": "it failed, and could not be undone",
+        "interrupted": f"its sidecar is gone, at step {update.step}",
+    }.get(update.phase, update.phase)
+    why = f": {update.why}" if update.why else ""
+    return printable(f"{update.took_s:9.3f} s  {update.phase}: {said}{why}")

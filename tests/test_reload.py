@@ -1,0 +1,236 @@
+"""The verbs of model updates against an admin port that says what it is told to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar import reload
+from sidecar.admin.model_document import parse_wanted
+from sidecar.cli import main
+from sidecar.core.hot_plan import Wanted
+from sidecar.core.hot_update import Canary
+from sidecar.core.table import PARTS
+from tests.test_release import Admin
+from tests.test_release import admin as admin
+
+AT = "2023-11-14T22:13:20.000Z"
+STEPS = [
+    {"step": "load", "endpoint": "t:80", "result": "done", "took_s": 1.5, "detail": "Triton says that it is ready"},
+    {"step": "canary", "endpoint": "t:80", "result": "done", "took_s": 0.25, "detail": "it answered ' Paris'"},
+]
+
+
+def update(phase: str = "running", steps: int = 1, **changes: Any) -> dict[str, Any]:
+    return {
+        "service": "chat",
+        "id": "u1",
+        "action": "load",
+        "kind": "repository",
+        "model": "m",
+        "version": "",
+        "phase": phase,
+        "live": phase in ("running", "undoing"),
+        "step": "ready" if phase == "running" else "",
+        "endpoint": "t:80" if phase == "running" else "",
+        "since": AT,
+        "step_since": AT,
+        "took_s": 1.75,
+        "by": "ann",
+        "on": "pod-1",
+        "why": "",
+        "steps": STEPS[:steps],
+        **changes,
+    }
+
+
+def wanted(admin: Admin) -> Wanted:
+    method, path, body = next(each for each in admin.seen if each[0] == "POST")
+    assert method == "POST" and path.startswith("/models?by=")
+    return parse_wanted(body, path.partition("by=")[2])
+
+
+def run(admin: Admin, *words: str) -> int:
+    return main(["model", *words, "--admin", admin.address])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "WATCH_S", 0.001)
+
+
+def begins(admin: Admin, *pages: dict[str, Any]) -> None:
+    admin.says("/models", {"service": "chat", "id": "u1"}, status=202)
+    admin.says("/models/chat", *(pages or (update("done", 2),)))
+
+
+def test_a_load_tells_its_steps_as_they_end(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    begins(admin, update(steps=0), update(), update(steps=2), update("done", 2))
+    assert run(admin, "load", "m") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "    1.500 s  load t:80: Triton says that it is ready",
+        "    0.250 s  canary t:80: it answered ' Paris'",
+        "    1.750 s  done: the new model serves",
+    ]
+    assert wanted(admin) == Wanted(model="m", action="load", kind="repository", by="ann")
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("failed", "failed: the old model serves: because"),
+        ("stuck", "stuck: it failed, and could not be undone: because"),
+        ("unfinished", "unfinished: the new model serves, and the old one is not gone: because"),
+        ("interrupted", "interrupted: its sidecar is gone, at step ready: because"),
+    ],
+)
+def test_how_it_ended(admin: Admin, capsys: pytest.CaptureFixture[str], phase: str, words: str) -> None:
+    begins(admin, update(phase, 0, why="because", step="ready" if phase == "interrupted" else ""))
+    assert run(admin, "load", "m") == 1
+    assert capsys.readouterr().out == f"    1.750 s  {words}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (
+            ("load", "m", "--model-version", "2", "--expect", "Paris", "--by", "bob", "--timeout", "load=10m"),
+            Wanted(
+                model="m",
+                action="load",
+                kind="repository",
+                model_version="2",
+                canary=Canary(max_tokens=16, expect="Paris"),
+                deadlines={"load": 600.0},
+                by="bob",
+            ),
+        ),
+        (
+            ("load", "sql", "--path", "/l", "--service", "chat", "--endpoint", "a:1", "--in-rotation"),
+            Wanted(
+                model="sql",
+                action="load",
+                kind="adapter",
+                path="/l",
+                service="chat",
+                endpoints=("a:1",),
+                rest=False,
+                by="ann",
+            ),
+        ),
+        (
+            ("load", "m", "--wake", "--canary-prompt", "2+2=", "--canary-tokens", "3"),
+            Wanted(model="m", action="load", kind="sleep", canary=Canary("2+2=", 3), by="ann"),
+        ),
+        (
+            *(("load", "m", "--version", "v2", "--engine", "vllm", "--weight", "0.5"),),
+            Wanted(model="m", action="load", kind="version", version="v2", engine="vllm", weight=0.5, by="ann"),
+        ),
+        (
+            ("load", "m", "--version", "v2", "--old", "terminate"),
+            Wanted(model="m", action="load", kind="version", version="v2", leaving="terminate", by="ann"),
+        ),
+        (("unload", "m"), Wanted(model="m", action="unload", kind="repository", by="ann")),
+        (("unload", "sql", "--adapter"), Wanted(model="sql", action="unload", kind="adapter", by="ann")),
+        (
+            ("unload", "m", "--sleep", "--level", "2", "--anyway"),
+            Wanted(model="m", action="unload", kind="sleep", level=2, anyway=True, by="ann"),
+        ),
+        (
+            ("unload", "m", "--version", "v2", "--end", "unload"),
+            Wanted(model="m", action="unload", kind="version", version="v2", leaving="unload", by="ann"),
+        ),
+    ],
+)
+def test_what_is_asked(admin: Admin, words: tuple[str, ...], asked: Wanted) -> None:
+    begins(admin)
+    assert run(admin, *words, "--no-wait") == 0
+    assert wanted(admin) == asked
+    assert all(path != "/models/chat" for _, path, _ in admin.seen)
+
+
+def test_files(admin: Admin, tmp_path: Path) -> None:
+    begins(admin)
+    plan, config = tmp_path / "plan.yaml", tmp_path / "config.json"
+    plan.write_text("baseline: v1\nsteps: [{weight: 1, min: 1m, min_samples: 5}]\n")
+    config.write_text('{"backend": "python"}')
+    assert run(admin, "load", "m", "--version", "v2", "--plan", str(plan), "--no-wait") == 0
+    made = wanted(admin).plan
+    assert made is not None and made.steps[0].weight == PARTS
+    admin.seen.clear()
+    assert run(admin, "load", "m", "--config", str(config), "--no-wait") == 0
+    assert json.loads(wanted(admin).config) == {"backend": "python"}
+    config.write_text("[]")
+    assert run(admin, "load", "m", "--config", str(config)) == 2
+    assert run(admin, "load", "m", "--config", str(tmp_path / "none")) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("load", "m", "--wake", "--path", "/l"), "--path and --wake exclude each other"),
+        (("unload", "m", "--sleep", "--version", "v2"), "--sleep and --version exclude each other"),
+        (("load", "m", "--timeout", "nap=1m"), '--timeout: "nap=1m" is not STEP=10m'),
+        (("load", "m", "--timeout", "load"), '--timeout: "load" is not STEP=10m'),
+        (("load", "m", "--timeout", "load=1m", "--timeout", "load=2m"), "--timeout: load is there twice"),
+        (("load", "m", "--timeout", "load=soon"), '--timeout: "soon" is not a duration'),
+        (("load", "m", "--canary-tokens", "many"), '--canary-tokens: "many" is not a number'),
+        (("load", "m", "--version", "v2", "--weight", "all"), '--weight: "all" is not a number'),
+        (("load", "m", "--by", ""), "--by: a name has 1-64"),
+    ],
+)
+def test_flags_that_mean_nothing_ask_nobody(
+    admin: Admin, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert run(admin, *words) == 2
+    assert said in capsys.readouterr().err
+    assert admin.seen == []
+
+
+def test_a_refusal_in_its_own_words(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says("/models", {"error": {"message": "bob is at it: load of m, since 7 s"}}, status=409)
+    assert run(admin, "load", "m") == 1
+    assert "refused with 409: bob is at it: load of m, since 7 s" in capsys.readouterr().err
+
+
+def test_how_it_stands(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says("/models", [update(), update("interrupted", 0, step="load", endpoint="t:80", service="other", why="")])
+    assert run(admin, "status") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["SERVICE", "MODEL", "WHAT", "PHASE", "STEP", "ENDPOINT", "SINCE", "SECONDS", "BY"]
+    assert lines[1].split() == ["chat", "m", "load", "repository", "running", "ready", "t:80", AT, "1.8", "ann"]
+    assert lines[2].strip() == "1.500 s  load t:80: Triton says that it is ready"
+    assert lines[4].strip().startswith("interrupted at step load at t:80: pod-1 is no longer at it.")
+    assert run(admin, "status", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0] == update()
+    assert run(admin, "status", "none") == 1
+
+
+def test_one_that_runs_may_be_watched(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says("/models", [update(steps=0), update("done", service="other")])
+    admin.says("/models/chat", update(), update("done", 2))
+    assert run(admin, "status", "--watch") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "    1.750 s  done: the new model serves"
+    admin.says("/models/chat", update(steps=0), update(), update("failed", 2))
+    assert run(admin, "status", "chat", "--watch", "--json") == 1
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["phase"] for each in told] == ["running", "failed"]
+    admin.says("/models", [update("done")])
+    assert run(admin, "status", "--watch") == 1
+    assert "no update is under way" in capsys.readouterr().err
+    admin.says("/models", [update(), update(service="other")])
+    assert run(admin, "status", "--watch") == 1
+    assert "updates are under way in chat, other: name one" in capsys.readouterr().err
+
+
+def test_another_update_that_took_its_place(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    begins(admin, update(id="u2"))
+    assert run(admin, "load", "m") == 1
+    assert "another update of chat has begun: u2" in capsys.readouterr().err
+
+
+def test_what_answers_there_is_no_sidecar(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says("/models", b"hello")
+    assert run(admin, "status") == 1
+    assert "what answers there is not the admin port of a sidecar" in capsys.readouterr().err
