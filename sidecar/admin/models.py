@@ -25,8 +25,8 @@ class StepLine(msgspec.Struct, frozen=True):
 
 
 class UpdateLine(msgspec.Struct, frozen=True):
-    """A service's last model update. `phase`: as `core.hot_update` has it, or `interrupted`: its sidecar (`on`) is gone,
-    and the model that the endpoints have is the old one but where `step` and `steps` say otherwise.
+    """A service's last model update. `phase`: as `core.hot_update` has it, or `interrupted`: its sidecar (`on`) is
+    gone, and the model that endpoints have is the old one but where `step` and `steps` say otherwise.
 
     `step`, `endpoint`, `step_since`: what is done now; empty: nothing any more. `took_s`: from the begin to now, or to
     the end.
