@@ -1,22 +1,27 @@
 """Chat templates on disk: read with the policy, kept through what goes wrong, never read by a request."""
 
+import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
 
+from sidecar.core.revise import Accepted, Update
+from sidecar.core.table import Target
 from sidecar.kernel.errors import SidecarError
 from sidecar.main import Running, serving
 from sidecar.policy.schema import Endpoint, Service, Snapshot
 from sidecar.settings import Listen, Settings
 from sidecar.templates import Templates
 from tests.harness import Message, Upstream, answers, chunked, connect, eventually
-from tests.under_test import chat, event, stream_head
+from tests.under_test import chat, event, service, sidecar, stream_head
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
@@ -42,9 +47,13 @@ def prompt(templates: Templates, path: Path | str) -> str | None:
     return None if template is None else template.render(CHAT)
 
 
+def nobody_hears(level: str, event: str, **fields: Any) -> None:
+    pytest.fail(f"{level} {event} {fields}")
+
+
 @pytest.fixture
 def templates() -> Templates:
-    return Templates(lambda: 0.0)
+    return Templates(lambda: 0.0, nobody_hears)
 
 
 def test_folder_and_file_are_read_and_what_is_good_gives_no_warning(templates: Templates, tmp_path: Path) -> None:
@@ -126,13 +135,16 @@ def test_good_one_that_went_bad_stays_with_a_warning_until_it_is_good_again(
     assert prompt(templates, folder) == "2"
 
 
-def test_templates_of_the_policy_before_stay_one_reading_longer(templates: Templates, tmp_path: Path) -> None:
-    old, new, next_ = (written(tmp_path / name, name) for name in ("old", "new", "next"))
+def test_templates_of_the_policy_before_stay_until_the_next_one_is_applied(
+    templates: Templates, tmp_path: Path
+) -> None:
+    old, new = (written(tmp_path / name, name) for name in ("old", "new"))
     templates.read(naming(old))
+    templates.keep_only(naming(old).services[0].endpoints)
     templates.read(naming(new))  # not applied yet: requests still go by the policy before
-    assert [prompt(templates, path) for path in (old, new, next_)] == ["old", "new", None]
-    templates.read(naming(next_))
-    assert [prompt(templates, path) for path in (old, new, next_)] == [None, "new", "next"]
+    assert [prompt(templates, path) for path in (old, new)] == ["old", "new"]
+    templates.keep_only(naming(new).services[0].endpoints)
+    assert [prompt(templates, path) for path in (old, new)] == [None, "new"]
     assert "has not been read" in templates.why_not(str(old))
 
 
@@ -153,10 +165,67 @@ def test_jinja_is_not_loaded_where_no_policy_names_a_template() -> None:
     script = (
         "import sys, sidecar.main; from sidecar.policy.schema import Snapshot; "
         "from sidecar.templates import Templates; "
-        "Templates(lambda: 0.0).read(Snapshot(version=1, services=())); print('jinja2' in sys.modules)"
+        "Templates(lambda: 0.0, print).read(Snapshot(version=1, services=())); print('jinja2' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == "False"
+
+
+# --- routing tables ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def running(templates: Templates) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(templates.run())
+        with blockbuster_ctx("sidecar"):
+            yield
+        task.cancel()
+
+
+async def test_what_a_table_names_is_read_beside_the_loop_and_told_if_it_is_bad(tmp_path: Path) -> None:
+    said: list[tuple[str, str, str]] = []
+    templates = Templates(lambda: 0.0, lambda level, event, **fields: said.append((level, event, fields["path"])))
+    good, bad = written(tmp_path / "good"), tmp_path / "bad"
+    async with running(templates):
+        templates.add(naming(good, bad).services[0].endpoints)
+        assert templates.of(str(good)) is None
+        assert "has not been read" in templates.why_not(str(good))
+        await eventually(lambda: bool(said), "the bad one")
+        assert prompt(templates, good) == "hi|"
+        templates.add(naming(good, bad).services[0].endpoints)  # nothing new: a change of weights
+        await asyncio.sleep(0)
+    assert said == [("warning", "chat_template_unusable", str(bad))]
+    assert "No such file" in templates.why_not(str(bad))
+
+
+async def test_what_tables_name_stays_while_it_is_in_force_and_is_read_anew_with_each_load(
+    templates: Templates, tmp_path: Path
+) -> None:
+    named, routed = written(tmp_path / "named", "1"), written(tmp_path / "routed", "2")
+    async with running(templates):
+        templates.add(naming(routed).services[0].endpoints)
+        await eventually(lambda: templates.of(str(routed)) is not None, "the table's template")
+    written(routed, "changed")
+    for _ in range(3):
+        templates.read(naming(named))
+        templates.keep_only(naming(named, routed).services[0].endpoints)
+    assert [prompt(templates, path) for path in (named, routed)] == ["1", "changed"]
+    templates.keep_only(naming(named).services[0].endpoints)
+    assert [prompt(templates, path) for path in (named, routed)] == ["1", None]
+
+
+async def test_table_that_comes_back_to_what_was_forgotten_has_it_read_again(
+    templates: Templates, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "a", "1")
+    endpoints = naming(path).services[0].endpoints
+    async with running(templates):
+        for _ in range(2):
+            templates.keep_only(endpoints)
+            await eventually(lambda: templates.of(str(path)) is not None, "the template")
+            templates.keep_only(())
+            assert templates.of(str(path)) is None
 
 
 # --- with a sidecar ---------------------------------------------------------------------------------------------------
@@ -207,3 +276,21 @@ async def test_chats_go_through_the_template_that_the_policy_names_as_it_was_las
             await loaded(running)
             assert (await asked(running)).status == 200
             assert json.loads(upstream.requests[-1].body)["text_input"] == "[hi]"
+
+
+async def test_chats_go_to_the_version_that_a_table_names_with_its_template(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", "<{{ messages[0].content }}>")
+    async with Upstream(TRITON) as upstream, sidecar(service(name="s")) as proxy:
+        running = proxy.running
+        update = Update(
+            service="s",
+            version="v2",
+            engine="triton",
+            endpoints=(Target(upstream.url),),
+            weight=1.0,
+            chat_template=str(folder),
+        )
+        assert isinstance(await running.routes.submit(update), Accepted)
+        await eventually(lambda: running.templates.of(str(folder)) is not None, "the template")
+        assert (await asked(running)).status == 200
+    assert json.loads(upstream.requests[-1].body)["text_input"] == "<hi>"

@@ -206,7 +206,7 @@ def _read(files: Mapping[str, bytes], name: str, shape: type[_Shape]) -> _Shape 
         return None
     try:
         return msgspec.json.decode(data, type=shape)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"{name}: {exc}") from exc
 
 

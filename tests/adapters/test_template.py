@@ -332,6 +332,9 @@ BAD_FOLDERS = [
     pytest.param(folder(chat_template=b"\n{% if %}"), "chat_template.jinja: line 2: ", id="no template"),
     pytest.param(folder(tokenizer_config={"chat_template": "{{"}), "tokenizer_config.json: line 1: ", id="neither"),
     pytest.param(folder(chat_template=b"x", tokenizer_config=b"{"), "tokenizer_config.json: ", id="no JSON"),
+    pytest.param(
+        folder(chat_template=b"x", tokenizer_config=b'{"x":' * 100_000), "tokenizer_config.json: ", id="too deep"
+    ),
     pytest.param(folder(chat_template=b"x", tokenizer_config=b'"\xff"'), "tokenizer_config.json: ", id="no UTF-8"),
     pytest.param(folder(chat_template=b"x", tokenizer_config={"bos_token": 5}), "tokenizer_config.json: ", id="type"),
     pytest.param(
