@@ -8,11 +8,12 @@ to say why nobody can serve, and of many that is said again for a moment without
 
 1. A node that may be probed gets the next request, before any score, whatever that request's session is: otherwise
    the nodes that are well keep everything and no open breaker would ever close. Re-sent requests are spared: they
-   probe only if nothing else is left.
+   probe only if nothing else is left. (Nodes that cannot do what it asks make no request a re-sent one.)
 2. Affinity is a preference. A bound session goes to its node while that node may serve. If the node's breaker
    refuses, or it drains, is gone, or has a version that was not chosen, the session *moves* at once. If the node is
-   merely full, was tried by this request, or lacks this request's model, the request goes elsewhere and the binding
-   stays: those pass, and a move costs the cache twice.
+   merely full, was tried by this request (or cannot do what it asks, which counts as tried), or lacks this request's
+   model, the request goes elsewhere, to another version too, and the binding stays: those pass, and a move costs the
+   cache twice.
 3. With `return_home` a moved session goes back as soon as the node it left may serve again. It leaves only what
    refuses and returns only to what does not, so it moves once per trip and once per recovery: no ping-pong. Without
    `return_home` it stays where it moved to.
@@ -79,20 +80,21 @@ def pick(
     chance: Callable[[], float],
     *,
     may_probe: bool = True,
+    barred: int = 0,
 ) -> Choice | Unavailable:
     """Chooses a node and takes its permit. `version` None: any. Writes nothing else.
 
     `may_probe` False: the request's end proves nothing (it is no inference). It takes no probe's place; if nobody else
-    is left, it goes to a node whose wait is over, beside the probes.
+    is left, it goes to a node whose wait is over, beside the probes. `barred`: so many of `tried` were never asked.
     """
     pool = service.pool(model, version)
     pool.refresh(now)
     if not service.sticky:
         session = None
-    if pool.due and may_probe and not tried:
+    if pool.due and may_probe and len(tried) <= barred:
         due = pool.probe(tried, now)
         if due is not None:
-            return _choose(service, session, due, version, now)
+            return _choose(service, session, due, version, tried, now)
     if session is not None and session.node_key is not None:
         choice = _preferred(service, session, pool, tried, now, chance)
         if choice is not None:
@@ -112,7 +114,7 @@ def pick(
         node = pool.probe(tried, now)
     if node is None:
         return pool.refusal(tried, now)
-    return _choose(service, session, node, version, now)
+    return _choose(service, session, node, version, tried, now)
 
 
 def bind(session: Session, choice: Choice, now: float) -> None:
@@ -280,7 +282,12 @@ def _draw(nodes: list[Node], tried: Collection[EndpointKey], now: float, chance:
 
 
 def _choose(
-    service: ServiceState, session: Session | None, node: Node, version: VersionName | None, now: float
+    service: ServiceState,
+    session: Session | None,
+    node: Node,
+    version: VersionName | None,
+    tried: Collection[EndpointKey],
+    now: float,
 ) -> Choice | Unavailable:
     permit = node.breaker.acquire(now)
     if not isinstance(permit, Permit):
@@ -297,6 +304,6 @@ def _choose(
         return Choice(node, permit, "moved", key)
     if bound.share < 1.0 and node.share > bound.share and _leaves(session, bound):
         return Choice(node, permit, "moved", key)
-    if version is not None and bound.version != version and bound.overload_until <= now:
+    if version is not None and bound.version != version and bound.overload_until <= now and key not in tried:
         return Choice(node, permit, "moved", key)
     return Choice(node, permit)

@@ -117,6 +117,7 @@ class Exchange:
     __slots__ = (
         "_attempt",
         "_attempts",
+        "_barred",
         "_call",
         "_choice",
         "_client",
@@ -162,6 +163,7 @@ class Exchange:
         self._serving: ServiceState | None = None
         self._tried: list[EndpointKey] = []
         self._deaf: list[EndpointKey] = []
+        self._barred = 0
         self._request_breaker: Breaker | None = None
         self._request_permit: Permit | None = None
         self._session_permit: Permit | None = None
@@ -286,13 +288,16 @@ class Exchange:
             tried = self._tried
             now = pipeline.clock()
             version = pick_version(service, session, model, tried, now, chance)
-            choice = pick(service, session, version, model, tried, now, chance, may_probe=call is not None)
+            may_probe, barred = call is not None, self._barred
+            choice = pick(service, session, version, model, tried, now, chance, may_probe=may_probe, barred=barred)
             if isinstance(choice, Unavailable):
                 if self._fall_back(service, now):
                     continue
                 deaf = self._deaf
                 if len(tried) > len(deaf):
-                    choice = pick(service, session, version, model, deaf, now, chance, may_probe=call is not None)
+                    choice = pick(
+                        service, session, version, model, deaf, now, chance, may_probe=may_probe, barred=barred
+                    )
                 if isinstance(choice, Unavailable):
                     self._give_up(choice, now)
                     return True
@@ -369,6 +374,7 @@ class Exchange:
         service.asked_at = now
         self._tried = []
         self._deaf = []
+        self._barred = 0
         if self._trial:
             self._tried = [key for key in service.nodes if key not in self._trial]
             self._deaf = list(self._tried)
@@ -388,6 +394,7 @@ class Exchange:
             if key not in self._tried:
                 self._tried.append(key)
                 self._deaf.append(key)
+                self._barred += 1
 
     def _fall_back(self, service: ServiceState, now: float) -> bool:
         """Turn to the fallback, once, if there is one."""

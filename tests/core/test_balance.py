@@ -588,6 +588,24 @@ def test_a_full_node_of_another_version_is_a_detour_too() -> None:
     assert affinity == "" and bench.session.node_key == "h2:80"
 
 
+def test_a_node_that_cannot_do_it_keeps_its_session_while_another_version_serves() -> None:
+    bench = Bench(service_of(4, v1=1, v2=1)).bound(2)
+    for _ in range(3):
+        found, affinity = bench.served(0.0, S, 2, 4, version="v1")
+        assert found in ("h1:80", "h3:80") and affinity == ""
+        assert (bench.session.node_key, bench.session.version) == ("h2:80", "v2")
+    assert bench.served(0.0, version="v2") == ("h2:80", "bound")
+
+
+def test_a_request_that_some_cannot_serve_probes_as_any_other() -> None:
+    bench = Bench(service_of(3))
+    trip(bench.node(1).breaker, 0.0)
+    tried, chance = [key(2)], bench.fleet.chance
+    assert chosen(pick(bench.service, None, None, "m", tried, 10.0, chance)).node.key == "h3:80"  # it was re-sent
+    choice = chosen(pick(bench.service, None, None, "m", tried, 10.0, chance, barred=1))
+    assert (choice.node.key, choice.permit.probe) == ("h1:80", True)
+
+
 def test_all_open_refuses_a_bound_session_as_everybody() -> None:
     bench = Bench(service_of(2)).bound(1)
     for number in (1, 2):
