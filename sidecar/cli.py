@@ -429,6 +429,9 @@ def _add_model(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     repository.add_argument("--config", metavar="FILE", help="this configuration, as JSON, instead of the repository's")
     version = load.add_argument_group("with --version")
     version.add_argument("--engine", metavar="KIND", choices=("vllm", "triton", "deepspeed"), help="of a new version")
+    version.add_argument("--front", metavar="KIND", help="which server of its engine, of new endpoints")
+    version.add_argument("--engine-model", metavar="NAME", help="what the engine calls its model, of new endpoints")
+    version.add_argument("--chat-template", metavar="PATH", help="what makes prompts of chats, of new endpoints")
     version.add_argument("--weight", metavar="0.5", help="its share of new sessions at the end (default: 1)")
     version.add_argument("--plan", metavar="FILE", help="lead it there step by step, judged; - reads it")
     version.add_argument(

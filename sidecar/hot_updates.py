@@ -477,7 +477,7 @@ class HotUpdates:
         asked = running.update.asked
         wakes = asked.kind == "sleep" and asked.action == "load"
         needed = node.breaker.passes and not (asked.anyway or wakes)
-        if needed and not others_serve(running.service, "", (node.key,), self._clock()):
+        if needed and not others_serve(running.service, asked.model, (node.key,), self._clock()):
             return Again(f"nobody else of {running.service.name} may serve")
         self._order(node.key, "open", _by(running.update), inf)
         running.resting.add(node.key)
@@ -536,6 +536,9 @@ class HotUpdates:
             version=asked.version,
             update_id="" if not new else f"{running.update.id}-endpoints",
             engine=asked.engine,
+            front=asked.front if new else None,
+            engine_model=asked.engine_model if new else None,
+            chat_template=asked.chat_template if new else None,
             endpoints=endpoints,
             by=_by(running.update),
         )

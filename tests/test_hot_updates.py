@@ -660,6 +660,18 @@ async def test_endpoints_that_nobody_knew_are_put_into_the_table_and_taken_out_a
         assert pod.weights() == ({"v1": 0, "v2": PARTS} if phase == "done" else {"v1": PARTS})
 
 
+async def test_new_endpoints_are_spoken_to_as_they_are_said_to_be() -> None:
+    pod = Pod(policy(Endpoint(url="http://o:80")), {"o:80": vllm_of(" old"), "n:80": MiiEngine("deployed")})
+    wanted = replace(
+        MOVE, endpoints=("http://n:80",), engine="deepspeed", front="gateway", engine_model="deployed", leaving="sleep"
+    )
+    progress = await pod.does(wanted)
+    assert (progress.phase, pod.weights()) == ("done", {"v1": 0, "v2": PARTS})
+    assert pod.engines["n:80"].asked[-1] == "POST /mii/deployed"
+    old = pod.engines["o:80"]
+    assert isinstance(old, VllmEngine) and old.asleep
+
+
 async def test_a_version_that_leaves() -> None:
     pod = beside(vllm_of(" old"), vllm_of(" Paris"), VLLM, VLLM)
     await pod.does(replace(MOVE, weight=0.5))

@@ -124,8 +124,26 @@ def test_how_it_ended(admin: Admin, capsys: pytest.CaptureFixture[str], phase: s
             Wanted(model="m", action="load", kind="sleep", canary=Canary("2+2=", 3), by="ann"),
         ),
         (
-            *(("load", "m", "--version", "v2", "--engine", "vllm", "--weight", "0.5"),),
+            ("load", "m", "--version", "v2", "--engine", "vllm", "--weight", "0.5"),
             Wanted(model="m", action="load", kind="version", version="v2", engine="vllm", weight=0.5, by="ann"),
+        ),
+        (
+            (
+                *("load", "m", "--version", "v2", "--endpoint", "http://g:1", "--engine", "deepspeed"),
+                *("--front", "gateway", "--engine-model", "d", "--chat-template", "/t"),
+            ),
+            Wanted(
+                model="m",
+                action="load",
+                kind="version",
+                version="v2",
+                endpoints=("http://g:1",),
+                engine="deepspeed",
+                front="gateway",
+                engine_model="d",
+                chat_template="/t",
+                by="ann",
+            ),
         ),
         (
             ("load", "m", "--version", "v2", "--old", "terminate"),

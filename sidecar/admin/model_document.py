@@ -33,6 +33,9 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     endpoints: tuple[str, ...] = ()
     version: str = ""
     engine: Literal["", "vllm", "triton", "deepspeed"] = ""
+    front: str | None = None
+    engine_model: str | None = None
+    chat_template: str | None = None
     weight: float = 1.0
     plan: PlanDocument | None = None
     path: str = ""
@@ -75,6 +78,9 @@ def wanted_of(document: ModelDocument, by: str) -> Wanted:
         endpoints=document.endpoints,
         version=document.version,
         engine=document.engine,
+        front=document.front,
+        engine_model=document.engine_model,
+        chat_template=document.chat_template,
         weight=document.weight,
         plan=None if document.plan is None else plan_of(document.plan),
         path=document.path,

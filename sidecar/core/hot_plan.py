@@ -53,6 +53,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...] = ()
     version: str = ""
     engine: str = ""
+    front: str | None = None
+    engine_model: str | None = None
+    chat_template: str | None = None
     weight: float = 1.0
     plan: Plan | None = None
     path: str = ""
@@ -102,10 +105,20 @@ def planned(wanted: Wanted, service: ServiceState, table: Table | None, now: flo
 
 
 def others_serve(service: ServiceState, model: str, places: tuple[str, ...], now: float) -> bool:
-    """Whether any request for `model` may go to an endpoint that is not among `places`."""
-    pool = service.pool(model, None)
-    pool.refresh(now)
-    return pool.has_ready([EndpointKey(place) for place in places])
+    """Whether requests for `model` find an endpoint that is not among `places`, in a version that gets any.
+
+    A name that is the engine's alone says nothing of who serves it: then any endpoint counts.
+    """
+    versions: list[VersionName | None] = [version for version, _ in service.split] or [None]
+    if not any(service.pool(model, version).nodes for version in versions):
+        model = ""
+    keys = [EndpointKey(place) for place in places]
+    for version in versions:
+        pool = service.pool(model, version)
+        pool.refresh(now)
+        if pool.has_ready(keys):
+            return True
+    return False
 
 
 def _in_place(wanted: Wanted, service: ServiceState, now: float) -> Asked | Refused:
@@ -128,16 +141,16 @@ def _in_place(wanted: Wanted, service: ServiceState, now: float) -> Asked | Refu
     rest: Rest = "no"
     if wanted.rest is not False:
         # One at a time, and each comes back: two are enough.
-        alone = len(places) < 2 and _serves(nodes[0]) and not others_serve(service, "", places, now)
+        alone = len(places) < 2 and _serves(nodes[0]) and not others_serve(service, wanted.model, places, now)
         rest = "cannot" if alone else "yes"
         if alone and wanted.rest:
             return Refused("conflict", f"nobody else of {service.name} may serve while an endpoint rests")
     if wanted.action == "unload" and not wanted.anyway:
-        if wanted.kind == "sleep" and (rest != "yes" or not others_serve(service, "", places, now)):
+        if wanted.kind == "sleep" and (rest != "yes" or not others_serve(service, wanted.model, places, now)):
             return Refused(
                 "conflict", f"nobody of {service.name} would be awake to serve: say anyway if that is wanted"
             )
-        if wanted.kind == "repository" and not others_serve(service, "", places, now):
+        if wanted.kind == "repository" and not others_serve(service, wanted.model, places, now):
             return Refused(
                 "conflict", f"nobody of {service.name} would serve {wanted.model}: say anyway if that is wanted"
             )
@@ -174,6 +187,11 @@ def _version(wanted: Wanted, service: ServiceState, table: Table | None) -> Aske
         targets = new
     if not mine and not targets:
         return Refused("not_found", f"version {name!r} of {service.name} has no endpoint: name its endpoints")
+    spoken = (wanted.front, wanted.engine_model, wanted.chat_template) != (None, None, None)
+    if spoken and not targets:
+        return Refused(
+            "invalid", "front, engine_model and chat_template are said with new endpoints: routes set has them"
+        )
     if not mine and not wanted.engine:
         return Refused("invalid", f"{name!r} is a new version of {service.name}: name its engine")
     others = {other: weight for other, weight in weights.items() if weight and other != name}
@@ -204,6 +222,9 @@ def _version(wanted: Wanted, service: ServiceState, table: Table | None) -> Aske
         version=name,
         old=tuple(node.key for node in old) if wanted.action == "load" and whole else (),
         engine=wanted.engine or (mine[0].endpoint.engine if mine else ""),
+        front=wanted.front,
+        engine_model=wanted.engine_model,
+        chat_template=wanted.chat_template,
         targets=targets,
         weight=wanted.weight,
         plan=wanted.plan,
@@ -278,6 +299,8 @@ def _wrong(wanted: Wanted) -> str:
         return "a config and a model_version are for Triton's repository"
     if wanted.kind != "version" and (wanted.plan is not None or wanted.weight != 1.0 or wanted.leaving != "leave"):
         return "weight, plan and leaving are for kind version"
+    if wanted.kind != "version" and (wanted.front, wanted.engine_model, wanted.chat_template) != (None, None, None):
+        return "front, engine_model and chat_template are for kind version"
     if not 0.0 < wanted.weight <= 1.0:
         return f"a weight of {wanted.weight:g} is no share above 0, up to 1"
     if len(wanted.path) > MAX_TEXT or len(canary.prompt) > MAX_TEXT or len(canary.expect) > MAX_TEXT:

@@ -96,11 +96,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """An update as it is to be done: of which everything is known that need not be looked up at an engine.
 
     `places`: the endpoints, by key, in their order. `old`: those of the versions that lose their traffic, of kind
-    `version`. `anyway`: also if nobody else serves meanwhile. `targets`, `engine`: what is to be put into the routing
-    table for the version first; none: it is there. `weight`: of the new version. `path`: an adapter's folder as the
-    engine sees it. `config`: a Triton configuration as JSON; empty: the repository's. `model_version`: of the
-    repository. `leaving`: what becomes of `old`. `level`: of the sleep. `deadlines`: seconds, of the steps that do not
-    have their usual time.
+    `version`. `anyway`: also if nobody else serves meanwhile. `targets`, and `engine` to `chat_template`: what is to be
+    put into the routing table for the version first; none: it is there. `weight`: of the new version. `path`: an
+    adapter's folder as the engine sees it. `config`: a Triton configuration as JSON; empty: the repository's.
+    `model_version`: of the repository. `leaving`: what becomes of `old`. `level`: of the sleep. `deadlines`: seconds,
+    of the steps that do not have their usual time.
     """
 
     service: str
@@ -114,6 +114,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     old: tuple[str, ...] = ()
     engine: str = ""
+    front: str | None = None
+    engine_model: str | None = None
+    chat_template: str | None = None
     targets: tuple[Target, ...] = ()
     weight: float = 1.0
     plan: Plan | None = None

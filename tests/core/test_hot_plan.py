@@ -99,6 +99,19 @@ def test_engines_that_cannot(wanted: Wanted, code: str, words: str) -> None:
     assert said.code == code and words in said.message
 
 
+def test_who_gets_no_traffic_or_has_another_model_cannot_stand_in() -> None:
+    tritons = (
+        Endpoint(url="http://t1:80", engine="triton"),
+        Endpoint(url="http://t2:80", engine="triton", version="v2"),
+    )
+    _, idle = fleet(*tritons, v1=1.0)
+    assert not others_serve(idle, "m", ("t1:80",), 0.0) and others_serve(idle, "m", ("t2:80",), 0.0)
+    _, shared = fleet(*tritons, v1=0.5, v2=0.5)
+    assert others_serve(shared, "m", ("t1:80",), 0.0)
+    _, apart = fleet(tritons[0], Endpoint(url="http://t2:80", engine="triton", models=("other",)))
+    assert not others_serve(apart, "m", ("t1:80",), 0.0) and others_serve(apart, "other", ("t1:80",), 0.0)
+
+
 def test_an_engine_that_is_not_there() -> None:
     _, service = fleet(Endpoint(url="http://v1:80"))
     assert refused(RELOAD, service).message == "chat has no endpoint of triton"
@@ -148,6 +161,7 @@ def test_endpoints_of_a_version_that_are_new() -> None:
         (replace(MOVE, endpoints=("nonsense",)), "invalid", 'endpoint "nonsense"'),
         (replace(MOVE, version="v1"), "conflict", "version 'v1' has traffic already"),
         (replace(MOVE, action="unload", version="v1"), "conflict", "no other version of chat has traffic"),
+        (replace(MOVE, engine_model="x"), "invalid", "are said with new endpoints"),
         (replace(MOVE, leaving="unload"), "invalid", "o:80 is a vllm server of kind openai, which does not unload"),
         (replace(MOVE, leaving="sleep", weight=0.5), "invalid", "the others keep a part of the traffic"),
     ],
@@ -179,6 +193,7 @@ def test_a_version_that_leaves_is_drained_itself() -> None:
         ({"path": "/x"}, "a path is named where an adapter is loaded"),
         ({"kind": "adapter"}, "a path is named where an adapter is loaded"),
         ({"kind": "adapter", "path": "/x", "config": "{}"}, "a config and a model_version are for Triton's"),
+        ({"front": "gateway"}, "front, engine_model and chat_template are for kind version"),
         ({"weight": 0.5}, "weight, plan and leaving are for kind version"),
         ({"leaving": "sleep"}, "weight, plan and leaving are for kind version"),
         ({"kind": "version", "version": "v2", "weight": 0.0}, "is no share above 0"),
