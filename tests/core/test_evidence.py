@@ -126,6 +126,31 @@ def test_a_trip_waits_as_the_detectors_numbers_say() -> None:
     assert breaker.retry_at(pods.now) == pods.now + 7.0
 
 
+def test_what_a_health_check_found_opens_and_waits_as_any_trip() -> None:
+    service, node = plain()
+    moved = evidence.distrust(service, node, "stalled", "it hangs", 5.0)
+    assert moved is not None and (moved.new, moved.why, moved.evidence, moved.wait_s) == (
+        OPEN,
+        "stalled",
+        "it hangs",
+        10,
+    )
+    assert evidence.distrust(service, node, "stalled", "it hangs", 6.0) is None
+    pods = Pods(3).learnt()
+    service, node = pods.service, pods.nodes[0]
+    moved = evidence.distrust(service, node, "canary", "no token", pods.now)
+    assert moved is not None and (moved.why, moved.wait_s) == ("canary", Adaptive().open_s)
+    assert service.detection is not None
+
+
+def test_what_a_health_check_found_does_not_pass_the_floor() -> None:
+    _, service = fleet_of(service_of(2, NodeBreaker(min_closed_ratio=0.5)))
+    one, other = service.nodes.values()
+    assert evidence.distrust(service, one, "stalled", "it hangs", 0.0) is not None
+    assert evidence.distrust(service, other, "stalled", "it hangs", 0.0) is None
+    assert (other.breaker.state, other.breaker.held_closed) == (CLOSED, 1)
+
+
 def test_silences_of_good_answers_are_learnt_and_of_failed_ones_not() -> None:
     pods = Pods(3).learnt()
     asked = pods.ask(0)
