@@ -589,6 +589,7 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch("xds_clients", lambda: running.xds.streams if running.xds is not None else 0)
     metrics.watch("xds_acks", lambda: running.envoys.counts.acks if running.envoys is not None else 0)
     metrics.watch("xds_nacks", lambda: running.envoys.counts.nacks if running.envoys is not None else 0)
+    metrics.watch("xds_left_out", lambda: running.envoys.hub.left_out if running.envoys is not None else 0)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

@@ -32,8 +32,8 @@ class TableView(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Something that subscribers should know and that is no change of a table: `kind` is `xds_nack`, `version_down`,
-    `version_back` or `rollout_unclear`."""
+    """Something that subscribers should know and that is no change of a table: `kind` is `xds_nack`,
+    `xds_left_out`, `version_down`, `version_back` or `rollout_unclear`."""
 
     service: str
     kind: str

@@ -48,6 +48,7 @@ Watched = Literal[
     "xds_clients",
     "xds_acks",
     "xds_nacks",
+    "xds_left_out",
 ]
 """What other parts own and the scrape reads."""
 
@@ -116,6 +117,11 @@ WATCHED: Mapping[Watched, tuple[str, Kind, str]] = MappingProxyType(
         "xds_clients": ("sidecar_xds_clients", "gauge", "Envoys that are connected"),
         "xds_acks": ("sidecar_xds_acks_total", "counter", "Pushes that an Envoy took"),
         "xds_nacks": ("sidecar_xds_nacks_total", "counter", "Pushes that an Envoy refused"),
+        "xds_left_out": (
+            "sidecar_xds_left_out_endpoints",
+            "gauge",
+            "Endpoints that Envoys are not told, since they speak otherwise or cannot be said",
+        ),
     }
 )
 

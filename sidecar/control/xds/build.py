@@ -12,6 +12,8 @@
 6. A stream may last as long as it likes and be silent as long as the policy's longest deadline.
 7. TLS: authorities come in the message, since an Envoy has another disk than we. What cannot be said is left out, and
    told in words.
+8. An endpoint whose requests are translated (`policy.schema.is_translated`) is nobody's who asks as clients do: it is
+   left out as if the version had it not, and told in words, with what becomes of the version's share (rule 2).
 """
 
 import ipaddress
@@ -22,10 +24,10 @@ from typing import Any, Final
 import msgspec
 
 from sidecar.control.xds import protos
-from sidecar.control.xds.snapshot import ROUTES_NAME, SERVICE_HEADER, Part, Resource, digest, resource
-from sidecar.core.table import PARTS, Table, encode, parts_of
+from sidecar.control.xds.snapshot import ROUTES_NAME, SERVICE_HEADER, Part, Resource, Untold, digest, resource
+from sidecar.core.table import PARTS, Table, encode, parts_of, started
 from sidecar.policy.address import Address, parse_url
-from sidecar.policy.schema import Deadlines, Endpoint, Service, encode_hook
+from sidecar.policy.schema import Deadlines, Endpoint, Service, encode_hook, front_of, is_translated
 
 SESSION_HEADER: Final = "x-session-id"
 VERSION_HEADER: Final = "x-sidecar-version"
@@ -66,11 +68,15 @@ def build(service: Service, table: Table | None, table_version: int, read_ca: Re
     source = _source(service, table)
     if had is None or had.source != source:
         clusters, assignments, left_out = _endpoints(service, table, read_ca)
+        untold = _untold(service)
     else:
-        clusters, assignments, left_out = had.clusters, had.assignments, had.left_out
+        clusters, assignments, left_out, untold = had.clusters, had.assignments, had.left_out, had.untold
     host = by_header = by_default = b""
+    notices: tuple[str, ...] = ()
     if service.split or service.endpoints:
-        action = _action(service, _split(service, [each.name.rpartition("|")[2] for each in clusters], table))
+        split = _split(service, [each.name.rpartition("|")[2] for each in clusters], table)
+        notices = _notices(service, untold, split)
+        action = _action(service, split, bool(untold))
         named = [{"name": SERVICE_HEADER, "string_match": {"exact": service.name}}]
         unnamed = [{"name": SERVICE_HEADER, "present_match": True, "invert_match": True}]
         domain = service.name.lower()
@@ -93,6 +99,8 @@ def build(service: Service, table: Table | None, table_version: int, read_ca: Re
         by_default,
         digest((*(each.version.encode() for each in (*clusters, *assignments)), host)),
         left_out,
+        untold,
+        notices,
     )
 
 
@@ -224,7 +232,7 @@ def _endpoints(
     zones = _zones(table)
     by_version: dict[str, list[tuple[Endpoint, Address]]] = {}
     for endpoint in service.endpoints:
-        if endpoint.models:
+        if _is_told(endpoint):
             by_version.setdefault(endpoint.version, []).append((endpoint, parse_url(endpoint.url)))
     clusters: list[Resource] = []
     assignments: list[Resource] = []
@@ -243,7 +251,7 @@ def _split(service: Service, served: Sequence[str], table: Table | None) -> list
     if service.split:
         shares = {name: float(share) for name, share in service.split.items() if name in served}
     else:  # any endpoint serves: a version's share is how many it has
-        shares = {name: float(sum(e.version == name and bool(e.models) for e in service.endpoints)) for name in served}
+        shares = {name: float(sum(e.version == name and _is_told(e) for e in service.endpoints)) for name in served}
     parts = parts_of(shares)
     if not parts:
         return []
@@ -253,10 +261,58 @@ def _split(service: Service, served: Sequence[str], table: Table | None) -> list
     return layout(list(parts.items()), moving)
 
 
-def _action(service: Service, split: Sequence[tuple[str, int]]) -> dict[str, Any]:
+def _is_told(endpoint: Endpoint) -> bool:
+    return bool(endpoint.models) and not is_translated(endpoint)
+
+
+def _untold(service: Service) -> tuple[Untold, ...]:
+    """The versions that have endpoints which need a sidecar."""
+    found: dict[str, list[str]] = {}
+    for endpoint in service.endpoints:
+        if endpoint.models and is_translated(endpoint):
+            found.setdefault(endpoint.version, []).append(f"{endpoint.engine}/{front_of(endpoint)}")
+    if not found:
+        return ()
+    totals = dict.fromkeys(found, 0)
+    for endpoint in service.endpoints:
+        if endpoint.models and endpoint.version in totals:
+            totals[endpoint.version] += 1
+    return tuple(
+        Untold(version, len(speak), totals[version], ", ".join(sorted(set(speak)))) for version, speak in found.items()
+    )
+
+
+def _notices(service: Service, untold: Sequence[Untold], split: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """In words: who is left out, and who has its share."""
+    if not untold:
+        return ()
+    has = dict.fromkeys((version for version, _ in split), 0)
+    for version, part in split:
+        has[version] += part
+    wants = started(service).weights
+    return tuple(_notice(each, wants.get(each.version, 0) / PARTS, has) for each in untold)
+
+
+def _notice(untold: Untold, share: float, has: dict[str, int]) -> str:
+    who = f"version {untold.version}: {untold.endpoints} of {untold.total} endpoints speak {untold.speaks}"
+    if untold.endpoints < untold.total and has.get(untold.version):
+        becomes = f"the others of it have its {share:.2%}"
+    elif not share:
+        becomes = "it has no weight now"
+    elif any(has.values()):
+        rest = ", ".join(f"{version} {part / PARTS:.2%}" for version, part in sorted(has.items()) if part)
+        becomes = f"its {share:.2%} are the others', which have {rest}"
+    else:
+        becomes = f"nobody is left for its {share:.2%}, and Envoys answer 503"
+    return f"{who}, which no Envoy can translate: {becomes}"
+
+
+def _action(service: Service, split: Sequence[tuple[str, int]], some_untold: bool) -> dict[str, Any]:
     """What a route does: the weighted clusters, or a refusal where no version has both a weight and an endpoint."""
     if not split:
         text = f"no version of {service.name} has a weight and an endpoint"
+        if some_untold:
+            text += " that can be asked without a sidecar"
         return {"direct_response": {"status": 503, "body": {"inline_string": text}}}
     route: dict[str, Any] = {
         "weighted_clusters": {

@@ -46,6 +46,7 @@ RESTORE_TRIES: Final = 60
 """A log that is away is tried for a minute; the service stays barred in any case."""
 BY: Final = "xds"
 WHY: Final = "xds_nack"
+LEFT_OUT: Final = "xds_left_out"
 _LATENCIES: Final = 1000
 _MESSAGE_CHARACTERS: Final = 500
 
@@ -200,7 +201,10 @@ class Hub:
         part = build(service, table, version, self._read_ca, had)
         if had is None or had.left_out != part.left_out:
             for words in part.left_out:
-                self._say("warning", "xds_left_out", service=name, why=words)
+                self._say("warning", LEFT_OUT, service=name, why=words)
+        for words in part.notices:
+            if had is None or words not in had.notices:
+                self._desk.notice(Notice(name, LEFT_OUT, words))
         self._parts[name] = part
         return True
 
@@ -382,6 +386,15 @@ class Hub:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    @property
+    def left_out(self) -> int:
+        """Endpoints that Envoys are not told."""
+        return sum(
+            len(part.left_out) + sum(each.endpoints for each in part.untold)
+            for part in self._parts.values()
+            if part.left_out or part.untold
+        )
 
     def view(self) -> dict[str, Any]:
         """How it stands, for operators."""

@@ -61,12 +61,22 @@ class Shelf(msgspec.Struct, frozen=True):
     resources: dict[str, Resource]
 
 
+class Untold(msgspec.Struct, frozen=True):
+    """A version of which Envoys are not told `endpoints` of its `total`: they speak what an Envoy cannot, `speaks`."""
+
+    version: str
+    endpoints: int
+    total: int
+    speaks: str
+
+
 class Part(msgspec.Struct, frozen=True):
     """One service in Envoy's words, and what they were made from, as short as it can be kept: there may be thousands.
 
     `table` is its record, empty where it has none; `source` a digest of what clusters and endpoints depend on.
     `host` is its virtual host, empty for a service without versions; `by_header` its route for those who name it in
     `SERVICE_HEADER`, and `by_default` for those who name nobody. `left_out`: what an Envoy cannot be told, in words.
+    `untold`: those who need a sidecar, and `notices` what becomes of their share, in words.
     """
 
     name: str
@@ -80,6 +90,8 @@ class Part(msgspec.Struct, frozen=True):
     by_default: bytes
     fingerprint: str
     left_out: tuple[str, ...] = ()
+    untold: tuple[Untold, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sidecar.control.xds import protos
 from sidecar.control.xds.build import Where, build, layout, listener
 from sidecar.control.xds.snapshot import Part
-from sidecar.core.table import PARTS, Decay, Plan, Rollout, Step, Table, effective, weighed
+from sidecar.core.table import PARTS, Decay, Plan, Rollout, Step, Table, Target, Version, effective, weighed
 from sidecar.policy.schema import Balance, Deadlines, Retry, Seconds, Service
 from tests.control.xds.desk import at, service, table
 
@@ -91,6 +91,87 @@ def test_a_service_without_versions_is_not_routed() -> None:
 
 def test_an_endpoint_without_models_gets_nothing() -> None:
     assert weights(made(service("chat", at(A), at(B, "v2", models=())))) == [("chat|v1", 10_000)]
+
+
+# Who needs a sidecar.
+
+
+def speaking(name: str, part: int, engine: Any, front: Any, *urls: str) -> Version:
+    return Version(name, part, engine, tuple(Target(url) for url in urls), front=front)
+
+
+V1 = speaking("v1", 6000, "vllm", "", A)
+LEAVES = "which no Envoy can translate"
+
+
+def test_a_version_that_is_translated_has_no_cluster_and_its_share_is_the_others() -> None:
+    mii, triton = speaking("v2", 1000, "deepspeed", "gateway", B), speaking("v3", 3000, "triton", "", C)
+    part = made(service("chat"), Table("chat", (V1, mii, triton)))
+    assert list(clusters(part)) == list(assignments(part)) == ["chat|v1"]
+    assert weights(part) == [("chat|v1", 10_000)]
+    others = "% are the others', which have v1 100.00%"
+    assert part.notices == (
+        f"version v2: 1 of 1 endpoints speak deepspeed/gateway, {LEAVES}: its 10.00{others}",
+        f"version v3: 1 of 1 endpoints speak triton/generate, {LEAVES}: its 30.00{others}",
+    )
+    assert part.left_out == ()
+
+
+def test_the_rest_keep_their_proportions() -> None:
+    over = Table("chat", (V1, speaking("v2", 2000, "vllm", "", B), speaking("v3", 2000, "triton", "", C)))
+    part = made(service("chat"), over)
+    assert weights(part) == [("chat|v1", 7500), ("chat|v2", 2500)]
+    assert part.notices[0].endswith("its 20.00% are the others', which have v1 75.00%, v2 25.00%")
+
+
+def test_tritons_openai_front_needs_nobody() -> None:
+    part = made(service("chat"), Table("chat", (V1, speaking("v2", 4000, "triton", "openai", B))))
+    assert weights(part) == [("chat|v1", 6000), ("chat|v2", 4000)]
+    assert (part.notices, part.untold) == ((), ())
+
+
+def test_a_version_with_other_endpoints_beside_them_keeps_its_share() -> None:
+    files = service(
+        "chat", at(A), at(B, "v2"), at(C, "v2", engine="triton"), at("http://127.0.0.1:8004", "v2", engine="deepspeed")
+    )
+    part = made(replace(files, split={"v1": 0.5, "v2": 0.5}))
+    assert weights(part) == [("chat|v1", 5000), ("chat|v2", 5000)]
+    (place,) = assignments(part)["chat|v2"].endpoints[0].lb_endpoints
+    assert place.endpoint.address.socket_address.port_value == 8002
+    assert part.notices == (
+        "version v2: 2 of 3 endpoints speak deepspeed/openai, triton/generate, "
+        f"{LEAVES}: the others of it have its 50.00%",
+    )
+    # Without a split any endpoint serves: those that Envoys know.
+    assert weights(made(files)) == [("chat|v1", 5000), ("chat|v2", 5000)]
+    assert made(files).notices[0].endswith("the others of it have its 75.00%")
+
+
+def test_where_only_a_sidecar_can_ask_all_are_refused_with_the_reason() -> None:
+    part = made(service("chat"), Table("chat", (speaking("v1", 10_000, "triton", "", A),)))
+    assert (part.clusters, part.assignments) == ((), ())
+    refusal = action(part).direct_response
+    assert (refusal.status, "without a sidecar" in refusal.body.inline_string) == (503, True)
+    assert part.notices[0].endswith("nobody is left for its 100.00%, and Envoys answer 503")
+
+
+def test_a_version_without_weight_is_told_too_and_new_weights_are_new_words() -> None:
+    over = Table("chat", (replace(V1, weight=10_000), speaking("v2", 0, "triton", "", B)))
+    first = made(service("chat"), over)
+    assert first.notices[0].endswith("it has no weight now")
+    later = replace(over, versions=(V1, replace(over.versions[1], weight=4000)))
+    part = build(effective(service("chat"), later), later, 2, lambda name: name, first)
+    assert part.notices[0].endswith("its 40.00% are the others', which have v1 100.00%")
+    assert part.clusters is first.clusters and part.fingerprint == first.fingerprint
+
+
+def test_a_front_that_changes_makes_the_cluster() -> None:
+    over = Table("chat", (V1, speaking("v2", 4000, "triton", "", B)))
+    first = made(service("chat"), over)
+    later = replace(over, versions=(V1, replace(over.versions[1], front="openai")))
+    part = build(effective(service("chat"), later), later, 2, lambda name: name, first)
+    assert list(clusters(part)) == ["chat|v1", "chat|v2"]
+    assert part.notices == ()
 
 
 def test_streams_have_no_end_but_silence() -> None:

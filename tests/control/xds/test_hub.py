@@ -5,13 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from sidecar.control.xds import hub as hub_module
 from sidecar.control.xds import protos
-from sidecar.control.xds.hub import ACK_WAIT_S, BY, WHY, Hub
+from sidecar.control.xds.hub import ACK_WAIT_S, BY, LEFT_OUT, WHY, Hub
 from sidecar.control.xds.snapshot import Kind, Snapshot
 from sidecar.core.revise import Refused
-from sidecar.core.table import Table, effective
+from sidecar.core.table import PARTS, Seen, Table, Target, Version, effective
 from sidecar.policy.schema import Service
 from tests.control.xds.desk import Desk, Said, at, service, table
 
@@ -448,6 +449,25 @@ async def test_what_is_left_out_is_told() -> None:
     async with place(service("chat", at("http://engine:1"), at("unix:///run/x.sock")), tables=()) as here:
         (told,) = here.said.of("xds_left_out")
         assert told["service"] == "chat"
+
+
+async def test_who_needs_a_sidecar_is_told_to_subscribers_once_and_again_with_another_share() -> None:
+    one, other = Version("v1", 9000, endpoints=(Target(A),)), Version("v2", 1000, "triton", (Target(B), Target(C)))
+    over = Table("chat", (one, other))
+    async with place(tables=(over,)) as here:
+        assert [(each.service, each.kind) for each in here.desk.notices] == [("chat", LEFT_OUT)]
+        assert here.hub.left_out == 2
+        assert here.weight() == PARTS
+        here.hub.changed()
+        await settle()
+        await here.put(replace(over, seen=(Seen("u", b"", 1),)))
+        assert len(here.desk.notices) == 1
+        await here.put(replace(over, versions=(replace(one, weight=5000), replace(other, weight=5000))))
+        assert [each.text.rpartition(": ")[2][:10] for each in here.desk.notices] == ["its 10.00%", "its 50.00%"]
+        (envoy,) = here.envoys(1)
+        await here.put(replace(over, versions=(one, replace(other, front="openai"))))
+        envoy.take()
+        assert (here.weight(), here.hub.left_out, len(here.desk.notices)) == (9000, 0, 2)
 
 
 async def test_nothing_is_said_before_the_desk_knows() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from sidecar.control.door import Door
 from sidecar.control.xds import protos, server
@@ -223,6 +224,28 @@ async def test_engines_with_tls_are_verified_as_the_policy_says(tmp_path: Path) 
                 "another-name": 503,
                 "another-address": 503,
             }
+
+
+async def test_an_engine_that_is_translated_gets_nothing_until_it_speaks_openai(tmp_path: Path) -> None:
+    async with engine("v1") as one, engine("v2") as other:
+        first = Version("v1", 5000, endpoints=(Target(f"http://127.0.0.1:{one.port}"),))
+        second = Version("v2", 5000, "triton", (Target(f"http://127.0.0.1:{other.port}"),))
+        desk = Desk()
+        desk.put(Table("chat", (first, second)))
+        async with serving(desk) as (xds, said), envoy(tmp_path, xds.port) as proxy:
+            await proxy.listening()
+            assert await shares(proxy.port) == {"v1": 100}
+            (told,) = desk.notices
+            assert (told.kind, xds.hub.left_out) == ("xds_left_out", 1)
+            # Nobody is left: the cluster goes, and the route says why.
+            desk.put(Table("chat", (replace(second, weight=10_000),)))
+            await until(lambda: len(xds.counts.ack_s) == 1)
+            reply = await call(proxy.port)
+            assert (reply.status, b"without a sidecar" in reply.body) == (503, True)
+            desk.put(Table("chat", (first, replace(second, front="openai"))))
+            await until(lambda: len(xds.counts.ack_s) == 2)
+            assert 20 < (await shares(proxy.port))["v2"] < 80
+            assert xds.counts.nacks == 0 and not said.of("xds_crashed")
 
 
 async def test_a_zone_that_is_turned_down_gets_its_share(tmp_path: Path) -> None:
