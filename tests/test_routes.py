@@ -680,6 +680,39 @@ async def test_what_cannot_be_used_is_said_and_can_be_mended() -> None:
     assert pod.split()["v2"] == 5000.0 and pod.nodes() == ["d:80", "h1:80", "h2:80"]
 
 
+async def test_how_a_version_is_spoken_to_reaches_every_sidecar() -> None:
+    one, two = pods(2, FILES)
+
+    def spoken(pod: Pod) -> list[tuple[str, str, str, bool]]:
+        node = pod.fleet.services[ServiceName("chat")].nodes[EndpointKey("c:80")]
+        endpoint = node.endpoint
+        return [(endpoint.engine, endpoint.front, endpoint.chat_template, node.translated)]
+
+    accepted(await one.routes.submit(update(engine="triton", chat_template="/t", endpoints=to("c"), weight=0.15)))
+    turn(one, two)
+    assert spoken(one) == spoken(two) == [("triton", "", "/t", True)]
+    assert two.fleet.services[ServiceName("chat")].foreign == {("triton", "generate", "/t"): ["c:80"]}
+    accepted(await two.routes.submit(update(front="openai", chat_template="")))
+    turn(one, two)
+    assert spoken(one) == spoken(two) == [("triton", "openai", "", False)]
+    assert one.fleet.services[ServiceName("chat")].foreign == {}
+    refused(await one.routes.submit(update(engine_model="llama")), "conflict")
+
+
+async def test_a_front_that_no_engine_has_is_no_table() -> None:
+    (pod,) = pods(1, FILES)
+    await pod.routes.submit(CANARY)
+    wrote(pod, Table("chat", (Version("v2", PARTS, "triton", to("d"), front="gateway"),)))
+    turn(pod)
+    assert pod.split()["v2"] == 1500.0 and pod.routes.unusable == 1
+    assert "triton has no front gateway" in pod.said[0][2]["error"]
+    # What no table says, a file may say of an endpoint that both name: of the same engine, or of none of it.
+    wrote(pod, Table("chat", (Version("v2", PARTS, "deepspeed", to("c")),)))
+    turn(pod)
+    pod.reload(replace(FILES, endpoints=(Endpoint(url="http://c:80", engine="deepspeed", front="gateway"),)))
+    assert pod.fleet.services[ServiceName("chat")].nodes[EndpointKey("c:80")].endpoint.front == "gateway"
+
+
 async def test_a_key_that_is_none_and_a_stranger_kind_do_no_harm() -> None:
     (pod,) = pods(1, FILES)
     record = Record(Kind.ROUTE, 0, 5, 1, b"t" * 16, "node:chat/h1:80", "chat", "x")

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from sidecar.adapters import TRANSLATORS
+from sidecar.core.revise import Accepted, Update
+from sidecar.core.table import Target
 from sidecar.policy.schema import FRONTS, Endpoint, Retry, Seconds, is_translated
 from tests.harness import Peer, Script, Upstream, answers, chunked, request
 from tests.under_test import (
@@ -434,6 +436,24 @@ async def test_who_is_open_is_probed_though_no_request_can_go_everywhere() -> No
         sick.clear()
         while await asked() < 2:
             await asyncio.sleep(0.01)
+
+
+async def test_a_version_of_a_routing_table_is_asked_as_the_table_says() -> None:
+    said = json_answer(b'[{"generated_text":"x","prompt_length":1,"generated_length":1,"finish_reason":"stop"}]')
+    async with Upstream(answers(said)) as upstream, sidecar(service(name="s")) as proxy:
+        update = Update(
+            service="s",
+            version="v1",
+            engine="deepspeed",
+            front="gateway",
+            engine_model="llama",
+            endpoints=(Target(upstream.url),),
+        )
+        assert isinstance(await proxy.running.routes.submit(update), Accepted)
+        got = await proxy.once(completion(stream=False))
+        assert (got.status, got.header(b"x-sidecar-version")) == (200, b"v1")
+    assert upstream.requests[0].start == b"POST /mii/llama HTTP/1.1"
+    assert msgspec.json.decode(got.body)["choices"][0]["text"] == "x"
 
 
 # --- moving between engines -------------------------------------------------------------------------------------------
