@@ -6,6 +6,8 @@ ignores it or refuses it, and neither tells the client. What would change the an
 instead, by the name of its field: an engine that lacks it is not asked (`needs_of`).
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -61,6 +63,42 @@ class Body(msgspec.Struct, frozen=True):
     modalities: list[Any] | None = None
     echo: Any = None
     suffix: Any = None
+    add_generation_prompt: Flag = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    continue_final_message: Flag = None
+    documents: Any = None
+    include_stop_str_in_output: Flag = None
+    prompt_embeds: Any = None
+    return_token_ids: Flag = None
+    stop_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Flag = None
+
+
+VLLM_OWN: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            "add_generation_prompt",
+            "allowed_token_ids",
+            "bad_words",
+            "chat_template",
+            "chat_template_kwargs",
+            "continue_final_message",
+            "documents",
+            "include_stop_str_in_output",
+            "prompt_embeds",
+            "return_token_ids",
+            "stop_token_ids",
+            "truncate_prompt_tokens",
+            "use_beam_search",
+        ),
+        "only vLLM knows it",
+    )
+)
+"""Members of vLLM's own that change the answer, as needs that no other engine meets."""
 
 
 _decode: Final = msgspec.json.Decoder(Body).decode
@@ -176,6 +214,10 @@ def needs_of(api: Api, n: int, body: Body | None) -> frozenset[str]:
             needs.add(name)
     if is_set(body.ignore_eos):
         needs.add("ignore_eos")
+    for name in VLLM_OWN:
+        value = getattr(body, name)
+        if value is not None and (not is_set(value) if name == "add_generation_prompt" else is_set(value)):
+            needs.add(name)
     return frozenset(needs)
 
 
@@ -202,8 +244,11 @@ def prompt_of(body: Body) -> str:
 
 
 def is_set(flag: object) -> bool:
-    """Whether a flag is true, as engines read one."""
-    return flag.lower() in ("true", "1", "on", "t", "y", "yes") if isinstance(flag, str) else bool(flag)
+    """Whether a flag is true, as engines read one; of what is no flag, whether it says anything."""
+    return flag.lower() not in _FALSE if isinstance(flag, str) else bool(flag)
+
+
+_FALSE: Final = frozenset({"", "false", "0", "off", "f", "n", "no"})
 
 
 def _has_media(message: dict[str, Any]) -> bool:

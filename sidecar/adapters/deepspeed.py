@@ -32,7 +32,7 @@ from urllib.parse import quote
 from msgspec import DecodeError
 from msgspec.json import Encoder
 
-from sidecar.adapters.ask import Ask, is_set, messages_of
+from sidecar.adapters.ask import VLLM_OWN, Ask, is_set, messages_of
 from sidecar.adapters.dialect import Outgoing
 from sidecar.adapters.reading import Reading
 from sidecar.adapters.sampling import numbers_of, stops_of
@@ -60,6 +60,7 @@ _UNREADABLE: Final = (DecodeError, RecursionError)
 
 LACKS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        **VLLM_OWN,
         "n": "it returns one answer per request",
         "best_of": "it returns one answer per request",
         "prompt": "it completes one prompt per request, and takes it as text",

@@ -32,7 +32,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec.json import Encoder
 
-from sidecar.adapters.ask import Ask, is_set
+from sidecar.adapters.ask import VLLM_OWN, Ask, is_set
 from sidecar.adapters.dialect import Outgoing
 from sidecar.adapters.reading import Reading
 from sidecar.adapters.sampling import numbers_of, stops_of
@@ -53,6 +53,7 @@ _ONE_TEXT: Final = "generate answers with one text"
 
 LACKS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        **VLLM_OWN,
         "n": _ONE_TEXT,
         "best_of": _ONE_TEXT,
         "tools": "a tool call is not told from text",

@@ -110,6 +110,20 @@ NEEDS: dict[str, tuple[dict[str, object], set[str]]] = {
         {"presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"},
     ),
     "going on": ({"ignore_eos": True}, {"ignore_eos"}),
+    "a thinking switch": ({"chat_template_kwargs": {"enable_thinking": False}}, {"chat_template_kwargs"}),
+    "a template of the client's": ({"chat_template": "{{ messages }}"}, {"chat_template"}),
+    "to be gone on with": (
+        {"add_generation_prompt": False, "continue_final_message": True},
+        {"add_generation_prompt", "continue_final_message"},
+    ),
+    "the usual of a template": (
+        {"add_generation_prompt": True, "continue_final_message": False, "documents": []},
+        set(),
+    ),
+    "vLLM's own": (
+        {"stop_token_ids": [2], "bad_words": ["x"], "allowed_token_ids": [1], "truncate_prompt_tokens": 5},
+        {"stop_token_ids", "bad_words", "allowed_token_ids", "truncate_prompt_tokens"},
+    ),
 }
 
 
