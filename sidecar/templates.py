@@ -76,6 +76,10 @@ class Templates:
             return f"its chat_template {path}: {found.why}"
         return f"its chat_template {path} has not been read" if path else "its endpoint has no chat_template"
 
+    def awaits(self, path: str) -> bool:
+        """Whether it is in force, and being read."""
+        return path in self._in_force and path not in self._found
+
     def read(self, snapshot: Snapshot) -> Snapshot:
         """Reads what its endpoints name, and anew what is in force; gives it back with warnings of what is bad.
 

@@ -191,12 +191,14 @@ async def test_what_a_table_names_is_read_beside_the_loop_and_told_if_it_is_bad(
         templates.add(naming(good, bad).services[0].endpoints)
         assert templates.of(str(good)) is None
         assert "has not been read" in templates.why_not(str(good))
+        assert [templates.awaits(path) for path in (str(good), str(bad), "", "/other")] == [True, True, False, False]
         await eventually(lambda: bool(said), "the bad one")
         assert prompt(templates, good) == "hi|"
         templates.add(naming(good, bad).services[0].endpoints)  # nothing new: a change of weights
         await asyncio.sleep(0)
     assert said == [("warning", "chat_template_unusable", str(bad))]
     assert "No such file" in templates.why_not(str(bad))
+    assert [templates.awaits(path) for path in (str(good), str(bad))] == [False, False]
 
 
 async def test_what_tables_name_stays_while_it_is_in_force_and_is_read_anew_with_each_load(

@@ -181,6 +181,9 @@ class Templates(Protocol):
     def why_not(self, path: str) -> str:
         """Why `of` gives None, in words for whoever asked for a chat."""
 
+    def awaits(self, path: str) -> bool:
+        """Whether `of` gives None because it is being read."""
+
 
 class NoTemplates:
     """Where no policy names any."""
@@ -192,6 +195,9 @@ class NoTemplates:
 
     def why_not(self, path: str) -> str:
         return "its endpoint has no chat_template"
+
+    def awaits(self, path: str) -> bool:
+        return False
 
 
 class Client(Protocol):

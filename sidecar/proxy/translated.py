@@ -48,7 +48,18 @@ class Translation:
     `why` says what the endpoints that `barred` named last cannot do, `param` which field asks for it.
     """
 
-    __slots__ = ("_body", "_call", "_created", "_needs", "_request_id", "_templates", "_unreadable", "param", "why")
+    __slots__ = (
+        "_awaited",
+        "_body",
+        "_call",
+        "_created",
+        "_needs",
+        "_request_id",
+        "_templates",
+        "_unreadable",
+        "param",
+        "why",
+    )
 
     def __init__(self, call: Call, data: bytes, request_id: str, created: int, templates: Templates) -> None:
         self._call = call
@@ -57,6 +68,7 @@ class Translation:
         self._templates = templates
         self._body: Body | None = None
         self._unreadable = ""
+        self._awaited = False
         self.why = ""
         self.param: str | None = None
         if call.api is _CHAT or call.api is _COMPLETIONS:
@@ -77,6 +89,7 @@ class Translation:
         barred: list[EndpointKey] = []
         if self._call.api is _OTHER:
             return barred  # an engine's own paths go by as they are
+        self._awaited = False
         for (engine, front, template), keys in service.foreign.items():
             if not self._can(TRANSLATORS[(engine, front)], template):
                 barred.extend(keys)
@@ -90,15 +103,19 @@ class Translation:
             if need == "chat":
                 if translator.applies_template or self._templates.of(template) is not None:
                     continue
-                self.why = f"{translator.name} takes no chats: {self._templates.why_not(template)}"
-                self.param = "messages"
+                self._lacks(f"{translator.name} takes no chats: {self._templates.why_not(template)}", "messages")
+                self._awaited = self._awaited or self._templates.awaits(template)
                 return False
             lack = translator.lacks.get(need)
             if lack is not None:
-                self.why = f"{translator.name} cannot do this: {lack}"
-                self.param = need
+                self._lacks(f"{translator.name} cannot do this: {lack}", need)
                 return False
         return True
+
+    def _lacks(self, why: str, param: str) -> None:
+        # What will be there in a moment is the better reason.
+        if not self._awaited:
+            self.why, self.param = why, param
 
     def bars_all(self, service: ServiceState) -> bool:
         """Whether nobody in `service` can be asked this."""
@@ -107,7 +124,9 @@ class Translation:
     @property
     def reason(self) -> Reason:
         """Why nobody can be asked."""
-        return Reason.BAD_REQUEST if self._unreadable else Reason.UNSUPPORTED
+        if self._unreadable:
+            return Reason.BAD_REQUEST
+        return Reason.NO_ENDPOINT if self._awaited else Reason.UNSUPPORTED
 
     def translates(self, node: Node) -> bool:
         """Whether `node` has to be asked in other words."""

@@ -324,6 +324,42 @@ async def test_a_chat_needs_a_template_where_the_front_has_none() -> None:
         assert b"chat_template" in got.body
 
 
+class OnDisk:
+    """Templates of which one is being read."""
+
+    def __init__(self) -> None:
+        self.reading = True
+
+    def of(self, path: str) -> None:
+        return None
+
+    def why_not(self, path: str) -> str:
+        return f"its chat_template {path} has not been read" if path else "its endpoint has no chat_template"
+
+    def awaits(self, path: str) -> bool:
+        return self.reading and path == "/t"
+
+
+@pytest.mark.parametrize("templates", [("/t", ""), ("", "/t")], ids=["first", "last"])
+async def test_a_chat_whose_template_is_being_read_may_come_again(templates: tuple[str, str]) -> None:
+    async with (
+        Upstream(plays(*WORDS)) as one,
+        Upstream(plays(*WORDS)) as other,
+        sidecar(
+            service(*(triton(each, chat_template=t) for each, t in zip((one, other), templates, strict=True)))
+        ) as proxy,
+    ):
+        found = proxy.running.pipeline.templates = OnDisk()
+        got = await proxy.once(chat(stream=False))
+        assert refusal(got)[:2] == (503, "no_endpoint")
+        assert b"/t has not been read" in got.body
+        assert got.header(b"retry-after") == b"1"
+        assert (await proxy.once(completion(stream=False))).status == 200
+        assert refusal(await proxy.once(completion(stream=False, n=2)))[:2] == (400, "unsupported")
+        found.reading = False
+        assert refusal(await proxy.once(chat(stream=False)))[:2] == (400, "unsupported")
+
+
 @pytest.mark.parametrize("body", [b'{"model":"m"}', b'{"model":"m","messages":[]}', b'{"model":"m","messages":null}'])
 async def test_a_chat_of_nothing_is_a_bad_request(body: bytes) -> None:
     async with Upstream(plays(*WORDS)) as upstream, sidecar(service(triton(upstream))) as proxy:
