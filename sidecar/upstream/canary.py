@@ -33,7 +33,6 @@ PATH: Final = b"/v1/completions"
 PROMPT: Final = "1"
 """A token in every vocabulary. Text completion, not chat: it needs no template, which not every model has."""
 
-_ID: Final = b"sidecar-health"
 _GLOB: Final = frozenset("*?[")
 _TEMPLATES: Final = NoTemplates()
 
@@ -48,13 +47,22 @@ class HealthRecorder(Protocol):
 
 
 class Canary:
-    """One on its way; owns its attempt. `told(result, attempt)` comes once, at its end, unless it is stopped."""
+    """One on its way; owns its attempt. `told(result, attempt)` comes once, at its end, unless it is stopped.
 
-    __slots__ = ("_attempt", "_clock", "_node", "_told", "model", "sent_at")
+    `request_id` must be like no other at that engine: vLLM refuses a second request of one id while the first runs.
+    """
+
+    __slots__ = ("_attempt", "_clock", "_id", "_node", "_told", "model", "sent_at")
 
     def __init__(
-        self, node: Node, model: str, clock: Callable[[], float], told: Callable[[Result, Attempt], None]
+        self,
+        node: Node,
+        model: str,
+        request_id: bytes,
+        clock: Callable[[], float],
+        told: Callable[[Result, Attempt], None],
     ) -> None:
+        self._id = request_id
         self._node = node
         self._clock = clock
         self._told: Callable[[Result, Attempt], None] | None = told
@@ -72,7 +80,7 @@ class Canary:
         until = now + times.connect_s + within_s
         if node.translated:
             endpoint = node.endpoint
-            translation = Translation(call, request.body, _ID.decode(), 0, _TEMPLATES)
+            translation = Translation(call, request.body, self._id.decode(), 0, _TEMPLATES)
             if (endpoint.engine, front_of(endpoint)) not in TRANSLATORS or not translation.translates(node):
                 return False
             try:
@@ -88,7 +96,7 @@ class Canary:
         self._attempt = attempt
         self.sent_at = now
         node.in_flight += 1
-        attempt.start(engine_head(request, _ID, "", b"http", node.key))
+        attempt.start(engine_head(request, self._id, "", b"http", node.key))
         return True
 
     def stop(self) -> None:

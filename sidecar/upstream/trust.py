@@ -198,7 +198,8 @@ class Trust:
         model = models[self._asked % len(models)]
         # Who tells whether it gets anywhere is known to hang sooner; any other may have a queue, as for clients.
         within_s = float(self._rule.stalled_s) if self._tells else service.times.first_token_s
-        self._canary = canary = Canary(self._node, model, means.timers.time, self._ended)
+        request_id = b"health-%012x" % int(means.fleet.chance() * (1 << 48))
+        self._canary = canary = Canary(self._node, model, request_id, means.timers.time, self._ended)
         if canary.start(service, means.connector, means.watchdog, within_s):
             self._sent_at = canary.sent_at
             return True

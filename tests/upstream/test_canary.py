@@ -77,7 +77,7 @@ class Sent:
         self.told: list[tuple[Result, Ending | None]] = []
         service = fleet_of(endpoint).services[ServiceName("chat")]
         [self.node] = service.nodes.values()
-        self.canary = Canary(self.node, "m", self.clock.time, self.hear)
+        self.canary = Canary(self.node, "m", b"health-1", self.clock.time, self.hear)
         self.started = self.canary.start(service, self.pool, Watchdog(self.clock), within_s)
 
     def hear(self, result: Result, attempt: Attempt) -> None:
@@ -91,7 +91,7 @@ def test_what_goes_out_is_a_request_like_any_other() -> None:
     assert head.startswith("POST /v1/completions HTTP/1.1\r\n")
     assert "\r\nhost: h1:80\r\n" in head
     assert f"\r\ncontent-length: {len(link.body)}\r\n" in head
-    assert "\r\nx-request-id: sidecar-health\r\n" in head
+    assert "\r\nx-request-id: health-1\r\n" in head
     assert sent.started and sent.node.in_flight == 1
 
 
@@ -134,6 +134,6 @@ def test_nobody_listens() -> None:
     pool.deaf = True
     service = fleet_of(Endpoint(url="http://h1:80")).services[ServiceName("chat")]
     [node] = service.nodes.values()
-    canary = Canary(node, "", clock.time, lambda result, attempt: told.append(result))
+    canary = Canary(node, "", b"health-1", clock.time, lambda result, attempt: told.append(result))
     assert canary.start(service, pool, Watchdog(clock), 5.0)
     assert (told, node.in_flight) == ([Result.FAILURE], 0)

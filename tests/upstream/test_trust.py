@@ -342,6 +342,15 @@ def test_answers_that_are_no_evidence_open_nothing(state: str) -> None:
     assert (bed.node().overload_until > bed.clock.now - CANARY_S) is (state == "full")
 
 
+def test_no_two_canaries_have_one_id() -> None:
+    bed = vllm()
+    drawn = iter(range(1, 1000))
+    bed.fleet.chance = lambda: next(drawn) / 1000
+    bed.go(300)
+    ids = [link.sent.partition(b"x-request-id: ")[2].partition(b"\r")[0] for link in bed.pool.links if link.body]
+    assert len(ids) == len(set(ids)) == bed.canaries > 5
+
+
 def test_one_failure_is_none() -> None:
     bed = engine(MII)
     for _ in range(10):
