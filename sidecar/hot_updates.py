@@ -50,6 +50,8 @@ PAUSE_S: Final = 0.25
 """Between two tries of a step: a model that is on disk is to be switched in less than two seconds."""
 LOOK_S: Final = 5.0
 """How long an engine may take to answer what it has at hand."""
+LEAST_S: Final = 1.0
+"""That a request has, however little its step has left: the last answer is the one that is told."""
 BEAT_S: Final = 20.0
 LEASE_S: Final = 60.0
 """Three beats: two may be lost."""
@@ -405,7 +407,7 @@ class HotUpdates:
             answers: list[Answer] = []
             for number, request in enumerate(errand.requests):
                 acts = errand.acts and number == 0
-                left_s = max(0.0, running.update.left_s(self._clock()))
+                left_s = max(LEAST_S, running.update.left_s(self._clock()))
                 answer = await self._ask(node.key, node.endpoint, request, left_s if acts else min(LOOK_S, left_s))
                 answers.append(answer)
                 if answer.status:
@@ -458,7 +460,7 @@ class HotUpdates:
             )
         except SidecarError as exc:
             return Failed(f"it cannot be asked: {exc}")
-        left_s = max(0.0, running.update.left_s(self._clock()))
+        left_s = max(LEAST_S, running.update.left_s(self._clock()))
         raw = await self._ask(node.key, node.endpoint, question.request, left_s)
         if not raw.status:
             return Failed(raw.detail) if raw.reached else Again(raw.detail)
