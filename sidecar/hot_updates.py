@@ -433,7 +433,7 @@ class HotUpdates:
         if isinstance(errand, Done):
             return errand
         outcome = await self._sent(running, node, errand)
-        if not isinstance(outcome, Failed) or outcome.doubted or running.service.policy.cache_salt == "off":
+        if not isinstance(outcome, Failed) or outcome.doubted or not asked.salts:
             return outcome
         if not running.salted:
             made = await self._desk.change(

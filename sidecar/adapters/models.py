@@ -226,8 +226,8 @@ class Adapter:
         self._path = path
 
     def look(self) -> Errand:
-        """Whether one of that name is loaded, and from where."""
-        return Errand((_MODELS,), self._looked)
+        """Whether one of that name is loaded, and from where; and whether the engine is in development mode."""
+        return Errand((_MODELS, _IS_SLEEPING), self._looked)
 
     def load(self, before: Before) -> Errand | Failed:
         """Loads it, in the place of another of its name."""
@@ -269,11 +269,13 @@ class Adapter:
         if cards is None:
             return _unexpected("the list of models", answers[0])
         card = cards.get(self._model)
+        # Who tells whether it sleeps can reset its cache, too: to find out by resetting it would cost the cache.
+        forgets = _asleep(answers[-1]) is not None
         if card is None:
-            return Done("it is not loaded", Before())
+            return Done("it is not loaded", Before(forgets=forgets))
         if not card.parent:
             return Failed(f"{self._model!r} is a base model there, and no adapter")
-        return Done(f"loaded from {card.root}", Before(True, path=card.root or ""))
+        return Done(f"loaded from {card.root}", Before(True, path=card.root or "", forgets=forgets))
 
     def _loaded(self, answers: Sequence[Answer]) -> Outcome:
         answer = answers[0]

@@ -170,6 +170,7 @@ def _in_place(wanted: Wanted, service: ServiceState, now: float) -> Asked | Refu
         config=wanted.config,
         model_version=wanted.model_version,
         level=wanted.level,
+        salts=service.policy.cache_salt != "off",
         canary=wanted.canary,
         deadlines=_deadlines(wanted, service),
     )

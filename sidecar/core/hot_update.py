@@ -99,8 +99,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     `version`. `anyway`: also if nobody else serves meanwhile. `targets`, and `engine` to `chat_template`: what is to be
     put into the routing table for the version first; none: it is there. `weight`: of the new version. `path`: an
     adapter's folder as the engine sees it. `config`: a Triton configuration as JSON; empty: the repository's.
-    `model_version`: of the repository. `leaving`: what becomes of `old`. `level`: of the sleep. `deadlines`: seconds,
-    of the steps that do not have their usual time.
+    `model_version`: of the repository. `leaving`: what becomes of `old`. `level`: of the sleep. `salts`: requests may
+    get another `cache_salt`. `deadlines`: seconds, of the steps that do not have their usual time.
     """
 
     service: str
@@ -125,6 +125,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     model_version: str = ""
     leaving: Leaving = "leave"
     level: int = 1
+    salts: bool = False
     canary: Canary = Canary()
     deadlines: Mapping[str, float] = {}
 
@@ -296,9 +297,14 @@ def must_drain(asked: Asked) -> bool:
 
 def fault_of(asked: Asked, befores: Mapping[str, Before]) -> str:
     """Why it must not be done as it was asked, now that it is known what is there; empty: it may."""
-    if asked.rest == "cannot" and asked.kind == "adapter" and asked.action == "load":
+    if asked.kind == "adapter" and asked.action == "load":
         for place, before in befores.items():
-            if before.loaded:
+            if before.loaded and not (before.forgets or asked.salts):
+                said = (
+                    f"{asked.model} is loaded at {place}, which cannot reset its prefix cache (vLLM does in development"
+                )
+                return f"{said} mode) and answers could come out of the old one's: give the new one another name"
+            if before.loaded and asked.rest == "cannot":
                 said = (
                     f"{asked.model} is loaded at {place} from {before.path}, nobody else of {asked.service} may serve"
                 )

@@ -5,12 +5,13 @@ import msgspec
 
 class Before(msgspec.Struct, frozen=True):
     """What an endpoint has before anything is touched. `loaded`: a model of this name serves there; `versions` of it,
-    `path` of an adapter, `config` of a Triton model as JSON."""
+    `path` of an adapter, `config` of a Triton model as JSON. `forgets`: it can be told to forget what it has cached."""
 
     loaded: bool = False
     versions: tuple[str, ...] = ()
     path: str = ""
     config: str = ""
+    forgets: bool = True
 
 
 class Done(msgspec.Struct, frozen=True):

@@ -158,9 +158,13 @@ HAD = Before(True, path="/models/lora2")
 
 
 def test_vllm_lists_its_adapters_with_their_folders() -> None:
-    assert read(L1.look(), seen("vllm_features/models_with_lora")) == Done("loaded from /models/lora2", HAD)
-    assert read(Adapter("l9").look(), seen("vllm_features/models_with_lora")) == Done("it is not loaded", Before())
-    tiny = read(Adapter("tiny").look(), seen("vllm_features/models_with_lora"))
+    listed, dev = seen("vllm_features/models_with_lora"), seen("vllm_features/is_sleeping")
+    assert read(L1.look(), listed, dev) == Done("loaded from /models/lora2", HAD)
+    assert read(L1.look(), listed, seen("vllm/is_sleeping")) == Done(
+        "loaded from /models/lora2", Before(True, path="/models/lora2", forgets=False)
+    )
+    assert read(Adapter("l9").look(), listed, dev) == Done("it is not loaded", Before())
+    tiny = read(Adapter("tiny").look(), listed, dev)
     assert tiny == Failed("'tiny' is a base model there, and no adapter")
     assert isinstance(read(L1.look(), Answer(503, b"")), Failed)
     assert isinstance(read(L1.look(), Answer(0, detail="away")), Again)

@@ -214,6 +214,15 @@ def test_an_adapter_is_not_replaced_under_streams_that_nobody_else_could_take() 
     assert walked(replace(ADAPTER, rest="no"))[0].phase == "done"
 
 
+def test_an_adapter_is_not_replaced_where_the_old_ones_cache_would_answer() -> None:
+    keeps = Before(True, path="/old", forgets=False)
+    update, said = walked(ADAPTER, before=keeps)
+    assert (update.phase, said) == ("failed", ["look a", "look b"])
+    assert "cannot reset its prefix cache" in update.why
+    assert walked(replace(ADAPTER, salts=True), before=keeps)[0].phase == "done"
+    assert walked(ADAPTER, before=Before(forgets=False))[0].phase == "done", "nothing of it was cached"
+
+
 def test_a_step_is_tried_again_until_its_time_is_over() -> None:
     update = HotUpdate(replace(REPOSITORY, places=(A,), deadlines={"ready": 3.0}), "u1", 0.0)
     for _ in ("look", "rest", "load"):
