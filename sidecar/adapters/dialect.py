@@ -73,8 +73,11 @@ class Dialect(Protocol):
     def read_signs(self, text: bytes) -> Signs:
         """The signs of life on the page that tells a load."""
 
-    def read_models(self, body: bytes) -> frozenset[str] | None:
-        """The names, the engine's own, that it serves now; perhaps none of them. None: the page does not say."""
+    def read_models(self, body: bytes, engine_model: str = "") -> frozenset[str] | None:
+        """The names, the engine's own, that it serves now; perhaps none of them. None: the page does not say.
+
+        `engine_model`, the policy's word for one of them, is among them if it serves that, however it is written.
+        """
 
 
 class Outgoing:

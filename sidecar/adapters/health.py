@@ -21,6 +21,7 @@ _PENDING = b"nv_inference_pending_request_count"
 
 class _State(msgspec.Struct, frozen=True, gc=False):
     name: str
+    version: str = ""
     state: str = ""
 
 
@@ -57,13 +58,18 @@ class Triton:
         """None."""
         return _NONE
 
-    def read_models(self, body: bytes) -> frozenset[str] | None:
-        """The models of which a version is ready."""
+    def read_models(self, body: bytes, engine_model: str = "") -> frozenset[str] | None:
+        """The models of which a version is ready; `engine_model`, too, if it is `name/versions/version` of such a one."""
         try:
             states = _index.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        return frozenset(state.name for state in states if state.state == "READY")
+        ready = [state for state in states if state.state == "READY"]
+        names = {state.name for state in ready}
+        name, _, version = engine_model.partition("/versions/")
+        if version and any(state.name == name and state.version == version for state in ready):
+            names.add(engine_model)
+        return frozenset(names)
 
 
 class TritonOpenai:
@@ -86,7 +92,7 @@ class TritonOpenai:
         """None."""
         return _NONE
 
-    def read_models(self, body: bytes) -> frozenset[str] | None:
+    def read_models(self, body: bytes, engine_model: str = "") -> frozenset[str] | None:
         """The models that it lists; an empty list is None, as vLLM's."""
         return listed_models(body)
 
@@ -113,6 +119,6 @@ class Deepspeed:
         """None."""
         return _NONE
 
-    def read_models(self, body: bytes) -> frozenset[str] | None:
+    def read_models(self, body: bytes, engine_model: str = "") -> frozenset[str] | None:
         """Nothing, likewise."""
         return None

@@ -56,7 +56,7 @@ def told_version(body: bytes) -> str:
         start = start[5:].split(b"\n", 1)[0]
     try:
         return msgspec.json.decode(start, type=_Told).model_version
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
 
 

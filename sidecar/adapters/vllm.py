@@ -71,7 +71,7 @@ class Vllm:
             cache = total(text, _CACHE_ONCE)
         return Signs((generated, cache or 0.0), asleep)
 
-    def read_models(self, body: bytes) -> frozenset[str] | None:
+    def read_models(self, body: bytes, engine_model: str = "") -> frozenset[str] | None:
         """Served names and loaded LoRA adapters, which the list has side by side.
 
         An empty list is None, too: an engine that has no name for its model may serve any, and believing it would
@@ -84,6 +84,6 @@ def listed_models(body: bytes) -> frozenset[str] | None:
     """The ids of OpenAI's list of models; None where it has none, or is no such list."""
     try:
         models = _models.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return frozenset(model.id for model in models.data if model.id) or None

@@ -107,7 +107,7 @@ def _claim(claims: dict[str, msgspec.Raw], name: str) -> str:
         return ""
     try:
         return _bounded(str(_CLAIM.decode(raw)).encode("utf-8", "replace"))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return ""
 
 
@@ -123,6 +123,6 @@ def _claims(headers: Sequence[Line], issuers: frozenset[str]) -> dict[str, msgsp
     payload = parts[1]
     try:
         claims = _CLAIMS.decode(urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
-    except (msgspec.MsgspecError, Base64Error, ValueError):
+    except (msgspec.MsgspecError, Base64Error, ValueError, RecursionError):
         return None
     return claims if _claim(claims, "iss") in issuers else None

@@ -245,11 +245,11 @@ class _Watch:
 
     def _models_told(self, status: int, page: bytes) -> None:
         self._reader.watchdog.remove(self, self._slot)
-        models = self._dialect.read_models(page) if status == 200 else None
+        engine_model = self._node.endpoint.engine_model
+        models = self._dialect.read_models(page, engine_model) if status == 200 else None
         if models is not None:
             self._models_misses = 0
             self._models_in = self._dialect.models_every
-            engine_model = self._node.endpoint.engine_model
             if engine_model:
                 # Clients have other names for it: it serves what the policy says, or nothing.
                 self._node.models = None if engine_model in models else frozenset()

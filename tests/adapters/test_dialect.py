@@ -36,6 +36,13 @@ def test_a_page_of_anything_is_read_or_is_none(dialect: Dialect, page: bytes) ->
 
 
 @each
+@pytest.mark.parametrize("start", [b"[", b'{"a":', b'[{"a":', b'{"data":[{"id":"a","b":'])
+def test_a_page_without_end_says_nothing(dialect: Dialect, start: bytes) -> None:
+    assert dialect.read_models(start * 100_000) is None
+    assert dialect.read_models(start + b"[" * 100_000) is None
+
+
+@each
 def test_an_empty_page_says_nothing(dialect: Dialect) -> None:
     assert dialect.read_load(b"") is None
     assert dialect.read_models(b"") is None

@@ -43,7 +43,20 @@ def test_models_that_are_ready_are_read_off_the_index(body: bytes, expected: set
     assert TRITON.read_models(body) == frozenset(expected)
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'[{"state":"READY"}]', b'{"error":"x"}', b'[{"name":"\xff"}]'])
+def test_one_version_of_a_model_is_ready_or_not() -> None:
+    body = index(
+        {"name": "a", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
+        {"name": "a", "version": "2", "state": "READY"},
+    )
+    assert TRITON.read_models(body, "a/versions/2") == frozenset({"a", "a/versions/2"})
+    for other in ("a/versions/1", "a/versions/", "a/versions/3", "b/versions/2", "/versions/2", "a"):
+        assert TRITON.read_models(body, other) == frozenset({"a"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"[1]", b'[{"a":' + b"[" * 100_000, b'[{"state":"READY"}]', b'{"error":"x"}', b'[{"name":"\xff"}]'],
+)
 def test_what_is_no_index_tells_nothing(body: bytes) -> None:
     assert TRITON.read_models(body) is None
 

@@ -68,5 +68,15 @@ def test_tritons_stream_becomes_one_answer() -> None:
 def test_the_version_that_answered() -> None:
     assert told_version(captures.body("triton/generate_stream.txt")) == "1"
     assert told_version(captures.body("triton/generate.txt")) == "1"
-    for body in (b"", b"data: ", b"data: [DONE]\n\n", b"{}", b"[]", b'{"model_version":7}', b"\xff"):
+    for body in (
+        b"",
+        b"data: ",
+        b"data: [DONE]\n\n",
+        b"{}",
+        b"[]",
+        b'{"model_version":7}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"a":' + b"[" * 100_000,
+    ):
         assert told_version(body) == ""

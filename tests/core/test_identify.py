@@ -139,6 +139,14 @@ def test_unreadable_token_falls_through_to_the_next_source() -> None:
     assert session(BY_CLAIM, [*bearer(b"a.b.c"), (b"x-session-id", b"s1")]) == "s1"
 
 
+def test_a_token_without_end_is_none() -> None:
+    for start in (b"[", b'{"iss":"x","a":'):
+        deep = start + b"[" * 5000
+        assert session(BY_CLAIM, bearer(b"a." + encoded(deep) + b".c")) is None
+    claim = b'{"iss":"%b","sid":%b}' % (ISSUER.encode(), b"[" * 900 + b"]" * 900)
+    assert session(BY_CLAIM, bearer(b"a." + encoded(claim) + b".c")) is None
+
+
 def test_without_issuers_no_token_is_read() -> None:
     identity = Identity(session=(Source(jwt_claim="sid"),), tenant=(), jwt=Jwt())
     assert session(identity, bearer(token(iss=ISSUER, sid="s9"))) is None

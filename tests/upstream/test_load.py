@@ -116,6 +116,14 @@ def test_an_engine_that_has_its_own_name_for_the_model_serves_all_or_nothing() -
         assert bench.node().models == (frozenset() if turn < MISSES else None)
 
 
+def test_one_version_of_a_model_serves_while_it_is_ready() -> None:
+    bench = Bench(plan(engine="triton", engine_model="smol/versions/2"))
+    polled(bench, index(smol="READY"))  # another version
+    assert bench.node().models == frozenset()
+    polled(bench, b'[{"name":"smol","version":"2","state":"READY"}]')
+    assert bench.node().models is None
+
+
 def test_first_polls_are_spread_over_the_interval() -> None:
     bench = Bench(plan(3), chances=(0.75, 0.25, 0.5))
     seen = []
