@@ -34,7 +34,7 @@ from msgspec.json import Encoder
 
 from sidecar.adapters.ask import VLLM_OWN, Ask, is_set, messages_of
 from sidecar.adapters.dialect import Outgoing
-from sidecar.adapters.reading import Reading
+from sidecar.adapters.reading import Reading, without_paths
 from sidecar.adapters.sampling import numbers_of, stops_of
 from sidecar.adapters.shapes import MiiText, decode_mii_chunk, decode_mii_replies, decode_mii_texts
 from sidecar.kernel.errors import Reason, SidecarError
@@ -84,6 +84,9 @@ LACKS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """What none of the fronts can, by the need."""
+
+_NO_DEPLOYMENT: Final = frozenset({"", ".", ".."})
+"""Names that no segment of a path can have."""
 
 _NEVER_IGNORES_EOS: Final = "it always ends at the end of sequence"
 
@@ -160,7 +163,10 @@ class MiiGateway:
         asked |= {"prompts": _prompt(ask), "return_full_text": False}
         asked["do_sample"] = asked.get("top_k") != 1
         asked["ignore_eos"] = is_set(ask.body.ignore_eos)
-        return Outgoing(b"/mii/" + quote(ask.engine_model, safe="").encode(), _body_of(asked))
+        model = ask.engine_model
+        if model in _NO_DEPLOYMENT:
+            raise _bad(f"model: DeepSpeed-MII can have no deployment of the name {model!r}")
+        return Outgoing(b"/mii/" + quote(model, safe="", errors="replace").encode(), _body_of(asked))
 
     def reading(self, ask: Ask) -> Reading:
         """See `Translator`."""
@@ -436,7 +442,6 @@ _JSON: Final = re.compile(r'"loc":\s*\[([^\]]*)\],\s*"msg":\s*("[^"]*")')
 
 _PLACE: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 
-_PATH: Final = re.compile(r"(?:/[\w.@+-]+){2,}")
 _MOST_WORDS: Final = 200
 
 
@@ -457,7 +462,7 @@ _MOST_SEARCHED: Final = 4096
 def _words(message: str) -> str:
     """An error's first line, unless it is a page for people."""
     line = message.strip().partition("\n")[0].strip()
-    return "" if not line or line.startswith("<") else ": " + _cut(_PATH.sub("...", line))
+    return "" if not line or line.startswith("<") else ": " + _cut(without_paths(line))
 
 
 def _cut(text: str) -> str:

@@ -17,7 +17,7 @@ SSE: Final = b"text/event-stream; charset=utf-8"
 EMPTY: Final = b'""'
 
 _CHAT: Final = Api.CHAT
-_quote: Final = Encoder().encode
+_encode: Final = Encoder().encode
 
 
 class Chunks:
@@ -92,6 +92,14 @@ def error_body(status: int, message: str, kind: str) -> bytes:
 def error_event(status: int, message: str, kind: str) -> bytes:
     """The same as an event of a stream."""
     return b"data: %b\n\n" % error_body(status, message, kind)
+
+
+def _quote(text: str) -> bytes:
+    try:
+        return _encode(text)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, as JSON may write one and UTF-8 may not.
+        return _encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _usage(prompt_tokens: int, completion_tokens: int) -> bytes:

@@ -20,6 +20,7 @@ engine's head -> head() | engine's bytes -> feed() ... | its clean end -> end()
 6. Never raises on what an engine sends.
 """
 
+import re
 from typing import Final
 
 from sidecar.adapters.ask import Ask
@@ -29,7 +30,11 @@ from sidecar.wire.sse import SseReader
 MAX_BODY: Final = 4 << 20
 """Of a body that is held until its end; a longer one is an answer that nobody waits for whole."""
 
+_MOST_TOKENS: Final = 1 << 53
+"""More is no count, and long enough a number could not even be written."""
+
 _SSE: Final = b"text/event-stream"
+_PATH: Final = re.compile(r"(?:/[\w.@+-]+){2,}")
 
 
 class Reading:
@@ -173,9 +178,9 @@ class Reading:
 
     def counted(self, prompt_tokens: int, completion_tokens: int) -> None:
         """What the engine counts; -1 where it does not say."""
-        if prompt_tokens >= 0:
+        if 0 <= prompt_tokens < _MOST_TOKENS:
             self.prompt_tokens = prompt_tokens
-        if completion_tokens >= 0:
+        if 0 <= completion_tokens < _MOST_TOKENS:
             self.completion_tokens = completion_tokens
 
     def fail(self, status: int, message: str, kind: str = "") -> None:
@@ -223,6 +228,11 @@ class Reading:
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         return data
+
+
+def without_paths(words: str) -> str:
+    """An engine's words without the places of its files, which are nobody's business."""
+    return _PATH.sub("...", words)
 
 
 def estimated_tokens(ask: Ask) -> int:

@@ -34,7 +34,7 @@ from msgspec.json import Encoder
 
 from sidecar.adapters.ask import VLLM_OWN, Ask, is_set
 from sidecar.adapters.dialect import Outgoing
-from sidecar.adapters.reading import Reading
+from sidecar.adapters.reading import Reading, without_paths
 from sidecar.adapters.sampling import numbers_of, stops_of
 from sidecar.adapters.shapes import TritonEvent, decode_texts, decode_triton_event
 from sidecar.kernel.errors import Reason, SidecarError
@@ -257,7 +257,7 @@ class TritonReading(Reading):
             count = _count(number)
             if count >= 0:
                 # Of this response alone.
-                self.completion_tokens = max(self.completion_tokens, 0) + count
+                self.counted(-1, max(self.completion_tokens, 0) + count)
             self.counted(_count(event.num_input_tokens), -1)
         if event.finish_reason is not None:
             self._end_reason(event.finish_reason)
@@ -282,7 +282,7 @@ class TritonReading(Reading):
         # A traceback says where the model's files are.
         message = message.partition("\n\nAt:\n")[0]
         code, kind = fault_of(status, message, by_client=self.ask.engine_model == self.ask.model)
-        self.fail(code, message or f"Triton answered with status {status}", kind)
+        self.fail(code, without_paths(message) or f"Triton answered with status {status}", kind)
 
 
 def fault_of(status: int, message: str, *, by_client: bool) -> Fault:

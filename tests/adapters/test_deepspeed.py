@@ -12,6 +12,7 @@ from sidecar.adapters.dialect import Translator
 from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.policy.schema import FRONTS, Front
 from sidecar.wire.call import Api, read_call
+from tests.adapters.answers import asked
 
 CHAT, TEXT = Api.CHAT, Api.COMPLETIONS
 MODEL, ENGINE_MODEL, ID, CREATED = "smol", "/models/smollm2-hf", "req-1", 1_700_000_000
@@ -75,6 +76,13 @@ def test_the_gateway_is_asked_by_the_name_of_its_deployment() -> None:
         "ignore_eos": False,
     }  # fmt: skip
     assert front("gateway").outgoing(ask(TEXT, engine_model="")).target == b"/mii/smol"
+    assert front("gateway").outgoing(ask(TEXT, engine_model="a\ud800")).target == b"/mii/a%3F"
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_deployment_that_is_no_segment_is_refused(name: str) -> None:
+    with pytest.raises(SidecarError, match="model: DeepSpeed-MII can have no deployment"):
+        front("gateway").outgoing(asked(model=name))
 
 
 NAMES: dict[Front, tuple[str, str]] = {

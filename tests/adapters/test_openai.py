@@ -116,6 +116,15 @@ def test_names_of_any_kind_stay_json(api: Api) -> None:
 
 
 @both
+def test_half_a_character_is_replaced_in_names_and_errors(api: Api) -> None:
+    # JSON may write one; what says it must still be sent.
+    said = chunks(api, model="a\ud83d")
+    for event in (said.text(b'"a"'), said.finish("x\ud83d")):
+        assert parsed(event)["model"] == "a\ufffd"
+    assert parsed(error_event(500, "\ud83d\ude00 \udc00", "x"))["error"]["message"] == "\U0001f600 \ufffd"
+
+
+@both
 def test_text_goes_through_as_it_was_written(api: Api) -> None:
     for written in (rb'"\ud83d"', '"\u00e9\U0001f600"'.encode(), rb'"\n\"\\"', b'""'):
         assert written in chunks(api).text(written)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.adapters.ask import Ask, Body
-from sidecar.adapters.reading import MAX_BODY, estimated_tokens
+from sidecar.adapters.reading import MAX_BODY, estimated_tokens, without_paths
 from sidecar.adapters.triton import TritonGenerate
 from sidecar.kernel.outcome import Ending
 from sidecar.wire.answer import Usage
@@ -236,6 +236,26 @@ def test_what_is_collected_is_bounded_and_what_is_passed_on_is_not() -> None:
     whole = answered(TRITON.reading(wish(stream=False)), 200, SSE, *many, events(".stop"))
     assert (whole.status, len(whole.body) < 1000) == (502, True)
     assert len(answered(TRITON.reading(wish()), 200, SSE, *many, events(".stop")).text) == 9 << 19
+
+
+@both_ways
+@pytest.mark.parametrize("number", [1 << 53, 10**30, 10**4299], ids=["2^53", "10^30", "10^4299"])
+def test_a_number_of_tokens_that_is_none_is_not_told(number: int, stream: bool) -> None:
+    body = events("+a", f"#{number} {number}", f"#{number} {number}", ".stop")
+    answer = answered(TRITON.reading(wish(stream=stream, usage=True)), 200, SSE, body)
+    assert (answer.text, answer.usage) == ("a", Usage(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("cannot open /models/llm/1/model.py: no", "cannot open ...: no"),
+        ("[Errno 2] '/data/x y'", "[Errno 2] '... y'"),
+        ("and/or 1/2 a / b", "and/or 1/2 a / b"),
+    ],
+)
+def test_where_files_are_is_not_told(words: str, told: str) -> None:
+    assert without_paths(words) == told
 
 
 @given(

@@ -561,6 +561,39 @@ def test_paths_of_a_traceback_are_not_told() -> None:
     assert b"model.py" not in answer.body
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":"Failed to process the request(s) for model \'m\', message: OSError: no /models/m/1/weights.bin"}',
+        b'{"error":"failed to load /models/m/1/model.py"}',
+    ],
+)
+def test_paths_in_an_errors_words_are_not_told(body: bytes) -> None:
+    for answer in (
+        answered(TRITON.reading(asked()), 400, JSON, body),
+        answered(TRITON.reading(asked()), 200, SSE, b"data: %b\n\n" % body),
+    ):
+        assert b"models/" not in answer.body
+        assert answer.ending in (Ending.SERVER_ERROR, Ending.ERROR_IN_BAND)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("status", "media_type", "data"),
+    [
+        (200, SSE, b'data: {"text_output":"a","finish_reason":"\\ud800"}\n\n'),
+        (200, SSE, b'data: {"error":"\\ud800"}\n\n'),
+        (400, JSON, b'{"error":"\\ud800"}'),
+    ],
+    ids=["reason", "event", "error"],
+)
+def test_half_a_character_in_an_engines_words_is_no_crash(
+    status: int, media_type: bytes, data: bytes, stream: bool
+) -> None:
+    answer = answered(TRITON.reading(asked(model="m\ud800", stream=stream)), status, media_type, data)
+    assert "\ufffd" in answer.body.decode()
+
+
 def test_an_error_without_words_still_has_a_message() -> None:
     answer = answered(TRITON.reading(asked()), 500, b"", b"")
     assert answer.error is not None
