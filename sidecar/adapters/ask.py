@@ -73,6 +73,7 @@ class Body(msgspec.Struct, frozen=True):
     include_stop_str_in_output: Flag = None
     prompt_embeds: Any = None
     return_token_ids: Flag = None
+    skip_special_tokens: Flag = None
     stop_token_ids: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Flag = None
@@ -91,6 +92,7 @@ VLLM_OWN: Final[Mapping[str, str]] = MappingProxyType(
             "include_stop_str_in_output",
             "prompt_embeds",
             "return_token_ids",
+            "skip_special_tokens",
             "stop_token_ids",
             "truncate_prompt_tokens",
             "use_beam_search",
@@ -99,6 +101,10 @@ VLLM_OWN: Final[Mapping[str, str]] = MappingProxyType(
     )
 )
 """Members of vLLM's own that change the answer, as needs that no other engine meets."""
+
+
+_USUAL: Final = ("add_generation_prompt", "skip_special_tokens")
+"""Of those, flags that are set where a client does not say otherwise."""
 
 
 _decode: Final = msgspec.json.Decoder(Body).decode
@@ -151,9 +157,24 @@ class Ask:
 
 _NOTHING: Final = Body()
 
+MOST_BYTES: Final = 4 << 20
+"""Of a body that is translated, a million tokens of prose: read, made a prompt of and written anew in some 40 ms."""
+
+MOST_VALUES: Final = 30_000
+"""In it, counted as commas and brackets outside of strings. Each is built, a message is shown to a template as well: as
+many as fit into a body would keep everybody waiting for seconds."""
+
 
 def read_body(data: bytes) -> Body:
-    """Reads a chat or completions body. Raises `SidecarError` (`BAD_REQUEST`) naming the field that cannot be read."""
+    """Reads a chat or completions body.
+
+    Raises `SidecarError`: `BAD_REQUEST` naming the field that cannot be read, `TOO_LARGE` for more than is put into an
+    engine's words while all others wait.
+    """
+    if len(data) > MOST_BYTES:
+        raise _too_large(f"the body exceeds {MOST_BYTES} bytes")
+    if len(data) > MOST_VALUES and _has_many(data):
+        raise _too_large(f"the body has more than {MOST_VALUES} values")
     try:
         return _decode(data)
     except msgspec.ValidationError as exc:
@@ -164,6 +185,20 @@ def read_body(data: bytes) -> Body:
         return read_as(data, Body)
     except (ValueError, RecursionError) as exc:
         raise _bad(exc) from exc
+
+
+def _has_many(data: bytes) -> bool:
+    if _values_in(data) <= MOST_VALUES:
+        return False
+    # Most of them may be a prompt's own: what stands outside of strings counts.
+    data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if data.count(b'"') > 4 * MOST_VALUES:
+        return True  # two strings to a value, a name and a text
+    return _values_in(b"".join(data.split(b'"')[::2])) > MOST_VALUES
+
+
+def _values_in(data: bytes) -> int:
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def needs_of(api: Api, n: int, body: Body | None) -> frozenset[str]:
@@ -216,7 +251,7 @@ def needs_of(api: Api, n: int, body: Body | None) -> frozenset[str]:
         needs.add("ignore_eos")
     for name in VLLM_OWN:
         value = getattr(body, name)
-        if value is not None and (not is_set(value) if name == "add_generation_prompt" else is_set(value)):
+        if value is not None and is_set(value) is not (name in _USUAL):
             needs.add(name)
     return frozenset(needs)
 
@@ -253,10 +288,18 @@ _FALSE: Final = frozenset({"", "false", "0", "off", "f", "n", "no"})
 
 def _has_media(message: dict[str, Any]) -> bool:
     content = message.get("content")
-    return isinstance(content, list) and any(
-        not isinstance(part, str) and not (isinstance(part, dict) and isinstance(part.get("text"), str))
-        for part in content
-    )
+    if isinstance(content, list):
+        return not all(_is_text(part) for part in content)
+    return content is not None and not isinstance(content, str)
+
+
+def _is_text(part: object) -> bool:
+    if isinstance(part, dict):
+        return isinstance(part.get("text"), str) and part.get("type", "text") in _TEXTS
+    return isinstance(part, str)
+
+
+_TEXTS: Final = ("text", "input_text", "output_text")
 
 
 def _part_text(part: object) -> str:
@@ -275,6 +318,10 @@ def _number(value: Number) -> float:
         return float(value or 0)
     except (ValueError, OverflowError):
         return 0.0
+
+
+def _too_large(what: str) -> SidecarError:
+    return SidecarError(Reason.TOO_LARGE, "downstream", f"{what}, which is the most that is translated for an engine")
 
 
 def _bad(exc: Exception) -> SidecarError:

@@ -31,8 +31,8 @@ from sidecar.kernel.errors import Reason, SidecarError
 MAX_TEMPLATE: Final = 1 << 20
 """Characters; the longest of well-known models have some 20,000."""
 
-MAX_PROMPT: Final = 64 << 20
-"""Characters: twice the largest body that is taken by default (`limits.body_bytes`)."""
+MAX_PROMPT: Final = 8 << 20
+"""Characters: twice the largest body that is translated (`ask.MOST_BYTES`)."""
 
 MAX_SAID: Final = 1000
 """Of what a template raises; it may hold what the client sent."""

@@ -57,6 +57,7 @@ class Translation:
         "_request_id",
         "_templates",
         "_unreadable",
+        "_unreadable_for",
         "param",
         "why",
     )
@@ -68,6 +69,7 @@ class Translation:
         self._templates = templates
         self._body: Body | None = None
         self._unreadable = ""
+        self._unreadable_for = Reason.BAD_REQUEST
         self._awaited = False
         self.why = ""
         self.param: str | None = None
@@ -75,7 +77,7 @@ class Translation:
             try:
                 self._body = body = read_body(data)
             except SidecarError as exc:
-                self._unreadable = exc.detail
+                self._unreadable, self._unreadable_for = exc.detail, exc.reason
             else:
                 # An engine that is sent a prompt would answer one of nothing, at length.
                 if call.api is _CHAT and not body.messages:
@@ -89,7 +91,6 @@ class Translation:
         barred: list[EndpointKey] = []
         if self._call.api is _OTHER:
             return barred  # an engine's own paths go by as they are
-        self._awaited = False
         for (engine, front, template), keys in service.foreign.items():
             if not self._can(TRANSLATORS[(engine, front)], template):
                 barred.extend(keys)
@@ -118,14 +119,23 @@ class Translation:
             self.why, self.param = why, param
 
     def bars_all(self, service: ServiceState) -> bool:
-        """Whether nobody in `service` can be asked this."""
-        return len(self.barred(service)) >= len(service.nodes)
+        """Whether nobody in `service` who has the model can be asked this; `why` speaks of those."""
+        if self._call.api is _OTHER:
+            return False
+        serving = {node.key for node in service.pool(self._call.model, None).nodes}
+        left = len(serving)
+        self._awaited = False
+        for (engine, front, template), keys in service.foreign.items():
+            found = serving.intersection(keys)
+            if found and not self._can(TRANSLATORS[(engine, front)], template):
+                left -= len(found)
+        return bool(serving) and not left
 
     @property
     def reason(self) -> Reason:
         """Why nobody can be asked."""
         if self._unreadable:
-            return Reason.BAD_REQUEST
+            return self._unreadable_for
         return Reason.NO_ENDPOINT if self._awaited else Reason.UNSUPPORTED
 
     def translates(self, node: Node) -> bool:
@@ -238,6 +248,11 @@ class TranslatedAttempt(Attempt):
             self._end(Ending.TRUNCATED)
         else:
             super().on_lost()
+
+    @property
+    def spoke(self) -> bool:
+        """Whether a token came, of an answer that is collected, too."""
+        return self._reading.tokens > 0
 
     # Our own.
 

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.adapters.ask import Ask, Body, is_set, messages_of, needs_of, prompt_of, read_body, text_of
+from sidecar.adapters.ask import (
+    MOST_BYTES,
+    MOST_VALUES,
+    Ask,
+    Body,
+    is_set,
+    messages_of,
+    needs_of,
+    prompt_of,
+    read_body,
+    text_of,
+)
 from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.wire.call import Api, Call
 from tests.adapters.answers import asked
@@ -38,7 +49,7 @@ UNREADABLE = {
     "a number": (b'{"temperature":[1]}', "temperature: "),
     "stop": (b'{"stop":[1]}', "stop[0]: "),
     "a format": (b'{"response_format":"json"}', "response_format: "),
-    "too deep": (b'{"logprobs":' + b"[" * 100_000 + b"]" * 100_000 + b"}", ""),
+    "too deep": (b'{"logprobs":' + b"[" * 20_000 + b"]" * 20_000 + b"}", ""),
 }
 
 
@@ -102,6 +113,13 @@ NEEDS: dict[str, tuple[dict[str, object], set[str]]] = {
     "no prompt in a list": ({"prompt": []}, {"prompt"}),
     "an image": ({"messages": [{"content": [{"type": "image_url", "image_url": {"url": ""}}]}]}, {"content"}),
     "parts of text": ({"messages": [{"content": [{"type": "text", "text": "Hi"}, "Ho"]}]}, set()),
+    "an image that calls itself a text": (
+        {"messages": [{"content": [{"type": "image_url", "text": "", "image_url": {"url": ""}}]}]},
+        {"content"},
+    ),
+    "a content that is no text": ({"messages": [{"content": 5}]}, {"content"}),
+    "a content that is one part": ({"messages": [{"content": {"type": "text", "text": "Hi"}}]}, {"content"}),
+    "a content that is none": ({"messages": [{"content": None}, {}]}, set()),
     "a history of tool calls": ({"messages": [{"content": None, "tool_calls": [{}]}]}, {"tool_calls"}),
     "one stop string": ({"stop": ["\n"]}, set()),
     "two stop strings": ({"stop": ["\n", "."]}, {"stop"}),
@@ -116,6 +134,8 @@ NEEDS: dict[str, tuple[dict[str, object], set[str]]] = {
         {"add_generation_prompt": False, "continue_final_message": True},
         {"add_generation_prompt", "continue_final_message"},
     ),
+    "special tokens": ({"skip_special_tokens": False}, {"skip_special_tokens"}),
+    "no special tokens": ({"skip_special_tokens": "true"}, set()),
     "the usual of a template": (
         {"add_generation_prompt": True, "continue_final_message": False, "documents": []},
         set(),
@@ -170,6 +190,34 @@ CONTENTS: dict[str, tuple[object, str]] = {
     "a part without text": ([{"type": "image_url"}, 7], "\n"),
     "a number": (7, ""),
 }
+
+
+def nested(value: bytes, count: int) -> bytes:
+    return b'{"prompt":[%b]}' % b",".join([value] * count)
+
+
+LARGE = {
+    "bytes": b'{"prompt":"%b"}' % (b"a" * MOST_BYTES),
+    "lists": nested(b"[]", MOST_VALUES),
+    "texts": nested(b'""', MOST_VALUES),
+    "numbers": nested(b"1", MOST_VALUES + 1),
+    "messages": b'{"messages":[%b]}' % b",".join([b'{"content":""}'] * MOST_VALUES),
+    "texts without end": b'{"prompt":"' + b'"' * (5 * MOST_VALUES) + b"," * MOST_VALUES,
+}
+
+
+@pytest.mark.parametrize("data", LARGE.values(), ids=LARGE.keys())
+def test_what_would_keep_all_others_waiting_is_too_large(data: bytes) -> None:
+    with pytest.raises(SidecarError) as refused:
+        read_body(data)
+    assert refused.value.reason is Reason.TOO_LARGE
+
+
+@given(st.lists(st.sampled_from(["[", "{", ",", '"', "\\", '\\"', "a", "\u00e9"]), min_size=1, max_size=9))
+def test_what_a_prompt_is_full_of_is_not_counted(pieces: list[str]) -> None:
+    prompt = "".join(pieces) * (MOST_VALUES + 1)
+    for each in (prompt, [prompt]):
+        assert prompt_of(read_body(json.dumps({"model": "m", "prompt": each, "stop": "\\"}).encode())) == prompt
 
 
 @pytest.mark.parametrize(("content", "text"), CONTENTS.values(), ids=CONTENTS.keys())

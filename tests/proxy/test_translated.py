@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sidecar.adapters import TRANSLATORS
+from sidecar.adapters.ask import MOST_BYTES
 from sidecar.core.revise import Accepted, Update
 from sidecar.core.table import Target
 from sidecar.policy.schema import FRONTS, Endpoint, Retry, Seconds, is_translated
@@ -293,6 +294,45 @@ async def test_what_no_engine_can_do_is_a_clear_400(field: dict[str, object], pa
         assert error["param"] == param
         assert "Triton" in error["message"]
         assert upstream.connections == []
+
+
+@pytest.mark.parametrize(("field", "param"), LACKED)
+async def test_what_no_engine_of_a_model_can_do_is_a_400_whatever_others_can(
+    field: dict[str, object], param: str
+) -> None:
+    async with (
+        Upstream(plays(*WORDS)) as lacks,
+        Upstream(plays(*WORDS)) as other,
+        Upstream(answers(json_answer(b'{"choices":[{"text":"x","finish_reason":"stop"}]}'))) as can,
+        sidecar(
+            service(
+                triton(lacks, models=("m",)),
+                endpoint(other, engine="deepspeed", models=("x",)),
+                endpoint(can, models=("x",)),
+            )
+        ) as proxy,
+    ):
+        got = await proxy.once(completion(stream=False, **field))
+        assert refusal(got) == (400, "unsupported", "unsupported")
+        error = msgspec.json.decode(got.body)["error"]
+        assert error["param"] == param
+        assert "Triton" in error["message"]
+        got = await proxy.once(completion(stream=False, model="y", **field))
+        assert refusal(got)[:2] == (404, "unknown_model")
+        assert not lacks.connections + other.connections + can.connections
+
+
+async def test_a_body_that_is_too_large_to_be_translated_goes_where_none_is() -> None:
+    large = completion(stream=False, prompt="a" * MOST_BYTES)
+    async with (
+        Upstream(plays(*WORDS)) as lacks,
+        Upstream(answers(json_answer(b'{"choices":[{"text":"x","finish_reason":"stop"}]}'))) as can,
+    ):
+        async with sidecar(service(triton(lacks), endpoint(can))) as proxy:
+            assert (await proxy.once(large)).header(b"x-sidecar-endpoint") == can.key.encode()
+        async with sidecar(service(triton(lacks))) as proxy:
+            assert refusal(await proxy.once(large))[:2] == (413, "too_large")
+        assert lacks.connections == []
 
 
 @pytest.mark.parametrize(("field", "param"), LACKED)
