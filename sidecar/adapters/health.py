@@ -59,7 +59,7 @@ class Triton:
         return _NONE
 
     def read_models(self, body: bytes, engine_model: str = "") -> frozenset[str] | None:
-        """The models of which a version is ready; `engine_model`, too, if it is `name/versions/version` of such a one."""
+        """The models of which a version is ready; `engine_model` too, as `name/versions/version` of such a one."""
         try:
             states = _index.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -7,7 +7,8 @@ differ in their labels and in `num_requests_waiting_by_reason` (since 0.22), whi
 and is left out.
 
 1. Tokens alone would not tell an engine that hangs from one that reads a long prompt: that is counted when it is whole.
-   With every step of it the engine takes more of its cache, so the use of the cache is a sign of life as well.
+   With every step of it the engine takes more of its cache, so the use of the cache is a sign of life as well. One of
+   embeddings gives no token and may have no cache: it is known by the prompts that it has read.
 2. `/load` would be shorter, but says 0 for ever unless the server was started with `--enable-server-load-tracking`;
    `/is_sleeping` and `/is_paused` are there in development mode only.
 3. `/health` answers 200 for a core that hangs, sleeps or is paused, and so do all other pages (0.32, seen).
@@ -21,6 +22,7 @@ from sidecar.adapters.page import count, total
 _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
 _GENERATED = b"vllm:generation_tokens_total"
+_PROMPTS = b"vllm:prompt_tokens_total"
 _CACHE = b"vllm:kv_cache_usage_perc"
 _CACHE_ONCE = b"vllm:gpu_cache_usage_perc"
 _SLEEP = b"vllm:engine_sleep_state"
@@ -58,7 +60,7 @@ class Vllm:
         return None if running is None or waiting is None else Load(running, waiting)
 
     def read_signs(self, text: bytes) -> Signs:
-        """The tokens that were generated and the use of the cache, summed likewise; asleep where all engines are.
+        """The tokens generated, those read, and the use of the cache, summed likewise; asleep where all engines are.
 
         Without a count of tokens there is no mark.
         """
@@ -69,7 +71,7 @@ class Vllm:
         cache = total(text, _CACHE)
         if cache is None:
             cache = total(text, _CACHE_ONCE)
-        return Signs((generated, cache or 0.0), asleep)
+        return Signs((generated, total(text, _PROMPTS) or 0.0, cache or 0.0), asleep)
 
     def read_models(self, body: bytes, engine_model: str = "") -> frozenset[str] | None:
         """Served names and loaded LoRA adapters, which the list has side by side.

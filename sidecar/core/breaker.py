@@ -442,6 +442,13 @@ class Breaker:
         self._probes[self._probe_id] = now + self._lease_s
         return Permit(self.generation, True, self._probe_id, moved)
 
+    def probe(self, now: float) -> Permit | None:
+        """A probe of somebody who is no client and whom nothing refuses: as `acquire`, or nothing."""
+        denied = self.shadow_denied
+        permit = self.acquire(now)
+        self.shadow_denied = denied
+        return permit if isinstance(permit, Permit) and permit.probe else None
+
     def record(self, permit: Permit, result: Result, now: float, why: str = "") -> Transition | None:
         """Gives a permit back with what came of it; `why` names the ending for the evidence."""
         if permit.generation != self.generation or self._off:

@@ -6,7 +6,8 @@ and again: so many requests, and not a token more.
 1. Silence is added up between readings, and no step counts for more than `MOST_INTERVALS` intervals: a clock that
    jumps, a machine that stood still or pages that could not be read are no silence of the engine's.
 2. Any number that moves is progress, up or down: an engine that started anew counts from 0.
-3. An engine without work is well. What it is worth when it has some, a request finds out.
+3. An engine without work is well. What it is worth when it has some, a request finds out. The time before a reading
+   that first finds work counts for nothing: the work may have come just now.
 4. Who was told of a silence is told again after as long once more: what it did of it may have been undone.
 """
 
@@ -22,7 +23,7 @@ ASLEEP_READINGS: Final = 2
 class Progress:
     """One engine. `moved_at`: when it last got anywhere, as far as is known; -infinity while it never did."""
 
-    __slots__ = ("_asleep", "_mark", "_quiet_s", "_read_at", "_stalled_s", "_told_s", "moved_at")
+    __slots__ = ("_asleep", "_mark", "_quiet_s", "_read_at", "_stalled_s", "_told_s", "_worked", "moved_at")
 
     def __init__(self, stalled_s: float) -> None:
         self._stalled_s = stalled_s
@@ -31,6 +32,7 @@ class Progress:
         self._quiet_s = 0.0
         self._told_s = 0.0
         self._asleep = 0
+        self._worked = False  # the last reading found work
         self.moved_at = float("-inf")
 
     @property
@@ -46,6 +48,8 @@ class Progress:
         """
         since_s = 0.0 if self._read_at is None else min(max(0.0, now - self._read_at), MOST_INTERVALS * interval_s)
         self._read_at = now
+        worked = self._worked
+        self._worked = requests > 0
         if asleep:
             self._asleep += 1
             if self._asleep == ASLEEP_READINGS or (self._asleep > ASLEEP_READINGS and self._due(since_s)):
@@ -59,7 +63,7 @@ class Progress:
             self._mark = mark
             self._quiet_s = self._told_s = 0.0
             return ""
-        if requests <= 0:
+        if not worked or requests <= 0:
             self._quiet_s = self._told_s = 0.0
             return ""
         before_s = self._quiet_s
@@ -72,6 +76,11 @@ class Progress:
     def unread(self) -> None:
         """A page that could not be read: the time until the next one says nothing."""
         self._read_at = None
+
+    def forget(self) -> None:
+        """Too many pages could not be read: of its work nothing is known any more. One that slept sleeps still."""
+        self._mark = ()
+        self._quiet_s = self._told_s = 0.0
 
     def _due(self, since_s: float) -> bool:
         self._told_s += since_s

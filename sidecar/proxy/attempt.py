@@ -599,6 +599,11 @@ class Attempt:
         return self._restarted
 
     @property
+    def spoke(self) -> bool:
+        """Whether a token came, as far as that can be told before the answer is whole."""
+        return self.first_token_at > 0.0
+
+    @property
     def is_stream(self) -> bool:
         """Whether the answer is an event stream that was read as one."""
         return self.reader is not None

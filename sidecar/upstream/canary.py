@@ -125,7 +125,8 @@ class Canary:
         assert ending is not None
         result = DOCTRINE[ending].node
         if ending is Ending.TOTAL_TIMEOUT:
-            result = Result.FAILURE
+            # One token was asked for. An engine that gives more than that, for longer, gave it.
+            result = Result.SUCCESS if attempt.spoke else Result.FAILURE
         if self._told is not None:
             self._told(result, attempt)
 
@@ -165,6 +166,12 @@ def models_to_ask(service: ServiceState, node: Node, *, nameless: bool) -> tuple
     if named or nameless:
         return named or ("",)
     return tuple(sorted(name for name in reported or () if _has(service, node, name)))
+
+
+def is_named(service: ServiceState, node: Node, model: str) -> bool:
+    """Whether the policy says that `node` answers for `model` (empty: the engine's own), and not the engine alone."""
+    endpoint = node.endpoint
+    return not model or bool(endpoint.engine_model) or model in endpoint.models or model in service.policy.models
 
 
 def _has(service: ServiceState, node: Node, name: str) -> bool:

@@ -10,7 +10,9 @@ every so many times.
    cannot be read keeps nobody out of rotation.
 3. The relay's own connections are used: one per node stays warm, and no client library is needed. There is no task per
    node: a node is a deadline in one watchdog, be it for its next poll or for the answer under way.
-4. Each node's polls start at a random moment of the interval and keep that phase, so that a thousand nodes do not
+4. A queue that is read elsewhere (`metrics_url`) says nothing of the engine's own address: whether that answers is told
+   by the list of models then.
+5. Each node's polls start at a random moment of the interval and keep that phase, so that a thousand nodes do not
    answer at once, nor one engine all its sidecars.
 """
 
@@ -134,6 +136,7 @@ class _Watch:
     """One node that is polled: rests until its next poll is due, or has a page asked for."""
 
     __slots__ = (
+        "_apart",
         "_dialect",
         "_due",
         "_get",
@@ -163,10 +166,12 @@ class _Watch:
         )
         self._page = dialect.alive
         self._page_at = endpoint
+        self._apart = False  # the page is not at the engine's own address
         if dialect.load is not None and (endpoint.metrics_url or not dialect.load_apart):
             self._page = dialect.load
             if endpoint.metrics_url:
                 self._page_at = replace(endpoint, url=endpoint.metrics_url)
+                self._apart = True
         self._get: _Get | None = None
         self._slot = 0
         self._due = 0.0
@@ -218,8 +223,7 @@ class _Watch:
     def _load_told(self, status: int, page: bytes) -> None:
         self._reader.watchdog.remove(self, self._slot)
         node, trust = self._node, self._trust
-        node.healthy = answered = 0 < status < 500
-        self._silences = 0 if answered else self._silences + 1
+        answered = self._apart or self._heard(status)
         load = self._dialect.read_load(page) if status == 200 else None
         if load is not None:
             self._load_misses = 0
@@ -232,12 +236,9 @@ class _Watch:
             if self._load_misses >= MISSES:
                 node.waiting = 0
             if trust is not None:
-                trust.unread(silent=self._silences == MISSES)
+                trust.unread(unknown=self._load_misses >= MISSES)
         if not answered:
-            self._missed_models()
-            # When it comes back, it may be another engine.
-            self._models_in = 0
-            self._rest()
+            self._lost()
         elif self._models_in <= 0 and self._dialect.models is not None:
             self._ask(self._dialect.models, node.endpoint, self._models_told)
         else:
@@ -245,6 +246,9 @@ class _Watch:
 
     def _models_told(self, status: int, page: bytes) -> None:
         self._reader.watchdog.remove(self, self._slot)
+        if self._apart and not self._heard(status):
+            self._lost()
+            return
         engine_model = self._node.endpoint.engine_model
         models = self._dialect.read_models(page, engine_model) if status == 200 else None
         if models is not None:
@@ -258,6 +262,20 @@ class _Watch:
         else:
             self._missed_models()
             self._models_in = 1 if self._models_misses < MISSES else RETRY_MODELS
+        self._rest()
+
+    def _heard(self, status: int) -> bool:
+        """Whether its own address answered."""
+        self._node.healthy = answered = 0 < status < 500
+        self._silences = 0 if answered else self._silences + 1
+        if self._trust is not None and self._silences == MISSES:
+            self._trust.silent()
+        return answered
+
+    def _lost(self) -> None:
+        self._missed_models()
+        # When it comes back, it may be another engine.
+        self._models_in = 0
         self._rest()
 
     def _missed_models(self) -> None:

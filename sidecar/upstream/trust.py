@@ -15,7 +15,9 @@ What comes of it goes the way of every trip: through the floor and the guards, t
    nobody asks for anything, nobody else would try. A breaker that was opened for another reason is left to real
    requests: one token proves nothing about the prompts that failed.
 4. A canary that ends well while the breaker is closed changes nothing there: it must not outweigh what clients met.
-5. Sidecars that share a log share their canaries: each waits as many intervals as there are of them, so that an engine
+5. An engine lists more than models of language: of Triton's ensembles each part is one. Who is asked by a name that
+   only the engine told is no evidence until it gave a token once.
+6. Sidecars that share a log share their canaries: each waits as many intervals as there are of them, so that an engine
    is asked about once an interval by all together. One that is told of a suspicion asks at once: a quorum has to see.
 """
 
@@ -34,13 +36,15 @@ from sidecar.policy.schema import HealthCheck
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.ports import Connector
 from sidecar.proxy.watchdog import Timers, Watchdog
-from sidecar.upstream.canary import Canary, HealthRecorder, models_to_ask
+from sidecar.upstream.canary import Canary, HealthRecorder, is_named, models_to_ask
 
 FAILED_CANARIES: Final = 2
 """In a row, that open a breaker: one may have met a restart, and each is a whole answer that did not come."""
 
 JITTER: Final = 0.2
 """Of the wait between canaries, so that sidecars that were told something at one time do not go on in step."""
+
+_LATE: Final = evidence.DEADLINES | {Ending.TOTAL_TIMEOUT}
 
 STALLED: Final = "stalled"
 CANARY: Final = "canary"
@@ -79,7 +83,7 @@ class Means:
 
 
 class Trust:
-    """One node: `read` or `unread` after each page of its load, `look` after each poll."""
+    """One node: `read` or `unread` after each page of its load, `silent` if none is answered, `look` after a poll."""
 
     __slots__ = (
         "_answered",
@@ -93,6 +97,8 @@ class Trust:
         "_opened",
         "_permit",
         "_progress",
+        "_proved",
+        "_refused_until",
         "_rule",
         "_sent_at",
         "_service",
@@ -110,11 +116,13 @@ class Trust:
         self._canary: Canary | None = None
         self._permit: Permit | None = None  # of the canary under way, where it is a probe
         self._tells = False  # its pages tell whether it gets anywhere
-        self._opened = False  # its breaker is open because of us, or of another sidecar's health check
+        self._opened = ""  # the evidence of a health check, ours or another sidecar's, that its breaker is open on
         self._suspected = False  # it was asked because of what speaks against it now
         self._sent_at = -inf  # when a canary last went out
-        self._asked = 0  # canaries that ended well
+        self._asked = 0  # canaries that did not fail: whose turn it is
+        self._proved: set[str] = set()  # models that the engine alone names and that gave a token
         self._failures = 0  # in a row
+        self._refused_until = -inf  # a probe came to nothing: the next may be had then
         self._answered = means.successes(node)
         # -infinity: at once, whatever it does for others
         self._due = means.timers.time() + self._wait_s() * means.fleet.chance()
@@ -127,11 +135,16 @@ class Trust:
         if said:
             self._distrust(STALLED, said, now)
 
-    def unread(self, *, silent: bool) -> None:
-        """A page could not be read; `silent`: too many in a row were not even answered, so a token is asked for."""
+    def unread(self, *, unknown: bool) -> None:
+        """A page could not be read; `unknown`: too many in a row, so that what was said before holds no longer."""
+        self._tells = False
         self._progress.unread()
-        if silent:
-            self._due = -inf
+        if unknown:
+            self._progress.forget()
+
+    def silent(self) -> None:
+        """Too many pages in a row were not even answered: a token is asked for."""
+        self._due = -inf
 
     def drop(self) -> None:
         """No more of it; a probe under way is given back."""
@@ -145,13 +158,15 @@ class Trust:
         node = self._node
         breaker = node.breaker
         if breaker.state is State.CLOSED:
-            self._opened = False
+            self._opened = ""
         elif breaker.why in WHYS:
-            self._opened = True
+            self._opened = breaker.evidence
         if self._canary is not None or self._progress.hangs or node.draining:
             return
         if breaker.state is not State.CLOSED:
-            if self._opened and breaker.waited(now):
+            # What opened it since then, or an order, is another evidence.
+            ours = self._opened and self._opened == breaker.evidence
+            if ours and now >= self._refused_until and breaker.waited(now):
                 self._probe(now)
             return
         if breaker.unblemished:
@@ -171,7 +186,7 @@ class Trust:
             self._wait(self._progress.moved_at)
         else:
             self._wait(now)
-            self._send()
+            self._send(self._models())
 
     def _works_for_others(self, now: float) -> bool:
         rule = self._rule
@@ -180,19 +195,24 @@ class Trust:
         return self._progress.moved_at > max(now - rule.canary_interval_s, ours_until)
 
     def _probe(self, now: float) -> None:
-        if not models_to_ask(self._service, self._node, nameless=self._nameless):
-            return
-        permit = self._node.breaker.acquire(now)
-        if isinstance(permit, Permit) and permit.probe:
+        models = tuple([model for model in self._models() if self._owes(model)])
+        permit = self._node.breaker.probe(now) if models else None
+        if permit is not None:
             if permit.moved is not None:
                 self._means.recorder.transition(permit.moved)
             self._permit = permit
-            if not self._send():
+            if not self._send(models):
                 self._give_back(Result.IGNORED, Ending.ABANDONED)
 
-    def _send(self) -> bool:
+    def _models(self) -> tuple[str, ...]:
+        return models_to_ask(self._service, self._node, nameless=self._nameless)
+
+    def _owes(self, model: str) -> bool:
+        """Whether a token of `model` is one that it has to give."""
+        return model in self._proved or is_named(self._service, self._node, model)
+
+    def _send(self, models: tuple[str, ...]) -> bool:
         means, service = self._means, self._service
-        models = models_to_ask(service, self._node, nameless=self._nameless)
         if not models:
             return False
         model = models[self._asked % len(models)]
@@ -211,17 +231,23 @@ class Trust:
         ending = attempt.ending
         assert canary is not None and ending is not None
         means, node, now = self._means, self._node, self._means.timers.time()
-        if ending in evidence.DEADLINES and self._progress.moved_at > canary.sent_at:
-            result = Result.IGNORED  # it worked for others, who came first
+        if result is Result.FAILURE and not self._counts(ending, canary):
+            result = Result.IGNORED
         means.recorder.canary(node, ending, result)
+        if result is not Result.FAILURE:
+            self._asked += 1
         if result is Result.OVERLOADED:
             self._service.overloaded(node, attempt.retry_after_s(means.wall()), now)
         if self._permit is not None:
             self._failures = 0
+            if result is not Result.SUCCESS and result is not Result.FAILURE:
+                self._refused_until = now + float(self._rule.canary_interval_s)
             self._give_back(result, ending)
         elif result is Result.SUCCESS:
             self._failures = 0
-            self._asked += 1
+            if not is_named(self._service, node, canary.model):
+                self._proved.intersection_update(self._models())
+                self._proved.add(canary.model)
         elif result is Result.FAILURE:
             self._failures += 1
             self._due = -inf
@@ -233,10 +259,18 @@ class Trust:
                 self._wait(now)
                 self._distrust(CANARY, said, now)
 
+    def _counts(self, ending: Ending, canary: Canary) -> bool:
+        """Whether a failure is the engine's."""
+        if ending in _LATE:
+            detection = self._service.detection
+            if self._progress.moved_at > canary.sent_at or (detection is not None and detection.normal.overload):
+                return False  # it worked for others, who came first; or all are late, of whoever asks
+        return ending is Ending.CONNECT_FAILED or self._owes(canary.model)
+
     def _distrust(self, why: str, said: str, now: float) -> None:
         moved = evidence.distrust(self._service, self._node, why, said, now)
         if moved is not None:
-            self._opened = True
+            self._opened = self._node.breaker.evidence
             self._means.recorder.transition(moved)
 
     def _give_back(self, result: Result, ending: Ending) -> None:

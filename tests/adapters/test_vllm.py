@@ -38,7 +38,7 @@ RECORDED = captures.body("vllm/metrics.prom")
 
 def test_recorded_page_of_an_idle_engine_is_read() -> None:
     assert VLLM.read_load(RECORDED) == Load(running=0, waiting=0)
-    assert VLLM.read_signs(RECORDED) == Signs(mark=(72.0, 0.0), asleep=False)
+    assert VLLM.read_signs(RECORDED) == Signs((72.0, 101.0, 0.0), asleep=False)
 
 
 def test_recorded_page_of_a_busy_engine_is_read() -> None:
@@ -98,8 +98,8 @@ def test_load_is_read(text: str, expected: Load) -> None:
 def test_what_moves_while_it_works_is_its_mark() -> None:
     told = gauge("generation_tokens_total", "7.0", engine="0") + gauge("generation_tokens_total", "2.0", engine="1")
     for cache in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):  # since 0.9, until 0.11
-        assert VLLM.read_signs((told + gauge(cache, "0.25", engine="0")).encode()).mark == (9.0, 0.25)
-    assert VLLM.read_signs(told.encode()).mark == (9.0, 0.0)
+        assert VLLM.read_signs((told + gauge(cache, "0.25", engine="0")).encode()).mark == (9.0, 0.0, 0.25)
+    assert VLLM.read_signs((told + gauge("prompt_tokens_total", "5.0", engine="0")).encode()).mark == (9.0, 5.0, 0.0)
 
 
 def test_a_page_without_a_count_of_tokens_has_no_mark() -> None:

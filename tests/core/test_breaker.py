@@ -741,6 +741,20 @@ def test_a_shadowed_trip_refuses_nobody() -> None:
     assert isinstance(breaker.acquire(1.0), Permit) and breaker.shadow_denied == 1
 
 
+def test_a_probe_of_nobody_is_a_probe_or_nothing() -> None:
+    for mode in ("enforce", "shadow"):
+        breaker = tripped(60, rule_of(mode=mode))
+        assert breaker.probe(1.0) is None
+        assert breaker.state is OPEN
+        probe = breaker.probe(100.0)
+        assert probe is not None and probe.probe and probe.moved is not None
+        assert breaker.probe(100.0) is None
+        assert breaker.shadow_denied == 0
+        breaker.record(probe, I, 100.0)
+        breaker.force("close", 100.0, "someone")
+        assert breaker.probe(100.0) is None
+
+
 def test_panic_closes_and_remembers_how_often_it_tripped() -> None:
     breaker = tripped(5)
     record(breaker, F, 3.0)

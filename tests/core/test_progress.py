@@ -59,6 +59,26 @@ def test_an_idle_engine_is_never_told() -> None:
     assert not engine.progress.hangs
 
 
+def test_silence_before_there_was_work_is_none() -> None:
+    engine = Engine(interval_s=60.0)
+    assert engine.read(0, 7.0, times=5) == []
+    assert engine.read(1, 7.0) == []  # it came just now
+    assert not engine.progress.hangs
+    assert engine.read(1, 7.0) == ["the engine says that it has 1 requests, and none got a token in 60 s"]
+
+
+def test_what_cannot_be_read_for_long_is_forgotten_but_not_a_sleep() -> None:
+    engine = Engine()
+    engine.read(1, 7.0, times=20)
+    engine.progress.forget()
+    assert not engine.progress.hangs
+    assert engine.read(1, 7.0, times=10) == []
+    assert len(engine.read(1, 7.0)) == 1
+    engine.read(0, 7.0, asleep=True, times=2)
+    engine.progress.forget()
+    assert engine.progress.hangs
+
+
 def test_an_engine_without_a_mark_is_never_told() -> None:
     engine = Engine()
     assert engine.read(5, times=1000) == []

@@ -124,6 +124,34 @@ def test_one_version_of_a_model_serves_while_it_is_ready() -> None:
     assert bench.node().models is None
 
 
+def test_a_queue_that_is_read_elsewhere_says_nothing_of_the_engine() -> None:
+    bench = Bench(plan(engine="triton", metrics_url="http://h1:8002"))
+    node = bench.node()
+
+    def polls(*, metrics: bool, models: bool) -> None:
+        bench.until_asked()
+        for answered, page in ((metrics, b"nv_inference_pending_request_count 3\n"), (models, index(a="READY"))):
+            link = bench.asked()
+            assert (link.key, link.path) == (
+                ("h1:8002", "/metrics") if link.path == "/metrics" else ("h1:80", "/v2/repository/index")
+            )
+            if answered:
+                link.answer(200, page)
+            else:
+                link.lose()
+
+    polls(metrics=True, models=True)
+    assert (node.healthy, node.waiting, node.models) == (True, 3, frozenset({"a"}))
+    for _ in range(MISSES):
+        polls(metrics=False, models=True)
+    assert (node.healthy, node.waiting, node.models) == (True, 0, frozenset({"a"}))
+    for _ in range(MISSES):
+        polls(metrics=True, models=False)
+    assert (node.healthy, node.waiting, node.models) == (False, 3, None)
+    polls(metrics=True, models=True)
+    assert (node.healthy, node.models) == (True, frozenset({"a"}))
+
+
 def test_first_polls_are_spread_over_the_interval() -> None:
     bench = Bench(plan(3), chances=(0.75, 0.25, 0.5))
     seen = []

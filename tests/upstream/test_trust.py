@@ -1,6 +1,7 @@
 """Engines that say that all is well, on a clock that goes when told: hung, asleep, gone behind a living front."""
 
 import contextlib
+import json
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from sidecar.core.breaker import Permit, State
 from sidecar.demo.engine import Engine
 from sidecar.demo.script import Fault, Kind, Script
+from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Deadlines, Endpoint, HealthCheck, NodeBreaker, Seconds, Service
@@ -46,11 +48,13 @@ class Model:
         self.running = 0
         self.tokens = 100
         self.pages = True
+        self.parts: tuple[str, ...] = ()
+        """Other models of the same Triton, which are none of language."""
 
     def page(self, link: FakeLink) -> bool:
         """Answers a page; False if this is none."""
         path = link.path
-        if path == "/v2/models/smol/generate_stream" or path in ANSWERS:
+        if path.endswith("/generate_stream") or path in ANSWERS:
             return False
         if not self.pages:
             link.answer(404)
@@ -66,7 +70,8 @@ class Model:
         elif path == "/v1/models":
             link.answer(200, b'{"data":[{"id":"tiny"}]}')
         elif path == "/v2/repository/index":
-            link.answer(200, b'[{"name":"smol","version":"1","state":"READY"}]')
+            listed = ",".join(f'{{"name":"{name}","version":"1","state":"READY"}}' for name in ("smol", *self.parts))
+            link.answer(200, f"[{listed}]".encode())
         else:
             link.answer(200, b"ok")
         return True
@@ -74,7 +79,9 @@ class Model:
     def canary(self, link: FakeLink) -> None:
         """Answers a request for a token, or does not."""
         triton = link.path.startswith("/v2/")
-        if self.state == "well":
+        if triton and link.path.split("/")[3] in self.parts:
+            link.answer(400, b'{"error":"missing input tensor"}', media=JSON)
+        elif self.state == "well":
             self.tokens += 1
             if triton:
                 link.answer(
@@ -166,6 +173,7 @@ def engine(changes: dict[str, str]) -> Sickbed:
 
 
 MII = {"engine": "deepspeed", "engine_model": "smol"}
+ONE_OF_TWO = Endpoint(url="http://h1:80", engine="deepspeed", models=("a", "b"))
 TRITON = {"engine": "triton", "engine_model": "smol"}
 ENGINES = pytest.mark.parametrize(
     "changes",
@@ -342,6 +350,21 @@ def test_answers_that_are_no_evidence_open_nothing(state: str) -> None:
     assert (bed.node().overload_until > bed.clock.now - CANARY_S) is (state == "full")
 
 
+def test_who_refuses_probes_is_not_asked_with_every_page() -> None:
+    bed = vllm()
+    bed.model.running = 1
+    bed.go(5)
+    bed.model.state = "hangs"
+    bed.opens(15)
+    bed.model.state = "refuses"
+    bed.model.running = 0
+    bed.go(10 * CANARY_S)
+    assert (bed.state, bed.node().breaker.probes_out) == (State.HALF_OPEN, 0)
+    assert 9 <= bed.canaries <= 11
+    bed.model.state = "well"
+    bed.closes(CANARY_S + 10)
+
+
 def test_no_two_canaries_have_one_id() -> None:
     bed = vllm()
     drawn = iter(range(1, 1000))
@@ -374,6 +397,116 @@ def test_real_traffic_is_the_better_canary() -> None:
     bed.node().in_flight -= 1
     bed.go(2 * CANARY_S)
     assert bed.canaries >= 1
+
+
+def test_models_that_only_the_engine_names_owe_no_token_until_they_gave_one() -> None:
+    bed = engine({"engine": "triton"})
+    bed.model.parts = ("postprocessing", "preprocessing")
+    bed.go(1200)
+    assert (bed.state, bed.told) == (State.CLOSED, [])
+    results = {result for _, _, result in bed.heard.canaries}
+    assert results == {Result.SUCCESS, Result.IGNORED}
+    bed.model.state = "fails"
+    assert bed.opens(200) <= 3 * CANARY_S + 3 * TRUTH.interval_s
+    bed.model.state = "well"
+    bed.closes(30)  # by the one that gave a token
+
+
+def test_a_model_that_is_refused_keeps_no_other_from_its_turn() -> None:
+    bed = Sickbed(replace(plan(), endpoints=(ONE_OF_TWO,)))
+    asked = []
+    for state in ("refuses", "well", "refuses", "well"):
+        bed.model.state = state
+        before = bed.canaries
+        bed.go(60, lambda before=before: bed.canaries > before)  # type: ignore[misc]
+        [*_, last] = [link for link in bed.pool.links if link.body]
+        asked.append(json.loads(last.body)["model"])
+    assert asked == ["a", "b", "a", "b"]
+
+
+def test_an_engine_that_gives_more_than_it_was_asked_gave_a_token() -> None:
+    bed = engine(TRITON)
+    bed.model.state = "hangs"  # what it says is said here
+    begun = None
+    while bed.clock.now - bed.start < 300:
+        bed.go(0.5)
+        for link in bed.open:
+            assert link.path.endswith("/generate_stream") and link.sink is not None
+            if link is not begun:
+                begun = link
+                link.received = True
+                link.sink.on_head(ResponseHead(200, b"OK", [], EVENTS, None, False, b""))
+            link.sink.on_body(TOKEN)
+    assert {(ending, result) for _, ending, result in bed.heard.canaries} == {(Ending.TOTAL_TIMEOUT, Result.SUCCESS)}
+    assert (bed.state, bed.told) == (State.CLOSED, [])
+
+
+def test_deadlines_of_a_fleet_that_has_too_much_to_do_are_no_evidence() -> None:
+    bed = engine(MII)
+    detection = bed.fleet.services[ServiceName("chat")].detection
+    assert detection is not None
+    bed.go(40)
+    bed.model.state = "hangs"
+    detection.normal.overload = True
+    bed.go(300)
+    assert (bed.state, bed.told) == (State.CLOSED, [])
+    detection.normal.overload = False
+    bed.opens(120)
+
+
+def test_an_engine_whose_pages_are_late_has_as_long_as_a_client_would_wait() -> None:
+    bed = vllm()
+    bed.model.running = 1
+    bed.go(40)
+    bed.model.pages = False
+    sent = bed.canaries
+    bed.model.running = 0
+    bed.model.state = "hangs"
+    bed.go(60, lambda: bed.canaries > sent)
+    assert bed.go(60, lambda: len(bed.heard.canaries) > sent) >= FIRST_TOKEN_S - 1
+
+
+def test_a_breaker_that_traffic_opens_again_is_not_closed_by_a_token() -> None:
+    bed = vllm()
+    bed.go(40)
+    bed.model.state = "gone"
+    bed.opens(30)
+    bed.model.state = "well"
+    bed.closes(15)
+    breaker = bed.node().breaker
+    permit = breaker.acquire(bed.clock.now)
+    assert isinstance(permit, Permit)
+    for _ in range(5):  # before the next look
+        breaker.record(permit, Result.FAILURE, bed.clock.now, "server_error")
+    before = bed.canaries
+    bed.go(600)
+    assert (bed.state, breaker.why, bed.canaries - before) == (State.OPEN, "consecutive", 0)
+
+
+def test_an_order_that_is_over_is_no_health_checks_to_undo() -> None:
+    bed = vllm()
+    bed.go(40)
+    bed.model.state = "gone"
+    bed.opens(30)
+    bed.node().breaker.force("open", bed.clock.now, "someone", bed.clock.now + 60)
+    bed.model.state = "well"
+    before = bed.canaries
+    bed.go(600)
+    assert (bed.state, bed.canaries - before) == (State.OPEN, 0)
+
+
+def test_in_shadow_nobody_was_refused() -> None:
+    bed = vllm(node=replace(NODES, mode="shadow"))
+    bed.go(40)
+    bed.model.state = "gone"
+    bed.opens(30)
+    breaker = bed.node().breaker
+    bed.clock.now += 70.0
+    client = breaker.acquire(bed.clock.now)
+    assert isinstance(client, Permit) and client.probe
+    bed.model.state = "well"
+    bed.go(30)
+    assert (bed.state, breaker.shadow_denied) == (State.HALF_OPEN, 0)
 
 
 def test_an_engine_that_works_for_others_is_asked_for_nothing() -> None:
