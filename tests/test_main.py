@@ -376,10 +376,10 @@ async def test_a_crash_of_what_learns_ends_nobody(
     def tick(_: Fleet, now: float) -> list[Transition]:
         nonlocal ticks
         ticks += 1
-        if ticks == 2:
-            seen.set()
-            return []
-        raise RuntimeError("a bug")
+        if ticks == 1:
+            raise RuntimeError("a bug")
+        seen.set()
+        return []
 
     monkeypatch.setattr(main, "_TICK_S", 0.01)
     monkeypatch.setattr(Fleet, "tick", tick)
