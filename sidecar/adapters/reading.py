@@ -41,7 +41,8 @@ class Reading:
     """One attempt's answer.
 
     `status`: the client's, 0 while unknown. `streams`: the engine's answer is an event stream. `tokens`: events with
-    text so far. `failed`: an error was told; nothing good follows.
+    text so far. `failed`: an error was told; nothing good follows. `said_all`: that, or the engine's end marker came of
+    an answer that is collected: only the framing has to end.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Reading:
         "failed",
         "finish_reason",
         "prompt_tokens",
+        "said_all",
         "status",
         "streams",
         "tokens",
@@ -71,6 +73,7 @@ class Reading:
         self.streams = False
         self.tokens = 0
         self.failed = False
+        self.said_all = False
         self.finish_reason = ""
         self.prompt_tokens = -1  # -1: not told
         self.completion_tokens = -1
@@ -100,7 +103,7 @@ class Reading:
                 self._body.append(data)
             return b""
         for kind, payload in self._sse.feed(data):
-            if not self.failed and not self._ended:
+            if not self.said_all and not self._ended:
                 self.on_event(kind, payload)
         return self._take() if self.ask.stream else b""
 
@@ -173,8 +176,12 @@ class Reading:
 
     def over(self) -> None:
         """The engine's end marker came after a good end."""
-        if self.ask.stream and self.finish_reason and not self.failed and not self._ended:
+        if not self.finish_reason or self.failed or self._ended:
+            return
+        if self.ask.stream:
             self._finish()
+        else:
+            self.said_all = True
 
     def counted(self, prompt_tokens: int, completion_tokens: int) -> None:
         """What the engine counts; -1 where it does not say."""
@@ -187,7 +194,7 @@ class Reading:
         """The engine failed, with what HTTP status should say (400-599)."""
         if self.failed:
             return
-        self.failed = True
+        self.failed = self.said_all = True
         kind = kind or ("BadRequestError" if status < 500 else "InternalServerError")
         if self.status == 200:
             self._out.append(error_event(status, message, kind))

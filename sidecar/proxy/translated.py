@@ -7,7 +7,7 @@ before it is committed, how an answer is judged and what the client is told are 
    the next one may be at another engine.
 2. A head goes on when the client's status is known: with a stream at once, otherwise when the engine has said all. An
    answer that is collected (the engine streams, the client does not) is watched by its tokens: as long as they come, it
-   may take as long as a stream may.
+   may take as long as a stream may. Once all was said its framing is not waited for: as a stream's, it may never end.
 3. What an engine cannot do keeps it out of the choice (`Translation.barred`), before anybody is asked.
 """
 
@@ -25,7 +25,7 @@ from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.ids import EndpointKey
 from sidecar.kernel.outcome import Ending
 from sidecar.policy.schema import front_of
-from sidecar.proxy.attempt import Attempt, Owner, Phase
+from sidecar.proxy.attempt import ERROR_GRACE_S, Attempt, Owner, Phase
 from sidecar.proxy.ports import Client, Connector, Templates
 from sidecar.proxy.request import Request
 from sidecar.proxy.watchdog import Watchdog
@@ -38,7 +38,7 @@ _OTHER: Final = Api.OTHER
 _WAITING: Final = Phase.WAITING
 _DONE: Final = Phase.DONE
 
-_OURS: Final = frozenset({b"content-type", b"content-encoding", b"accept", b"accept-encoding"})
+_OURS: Final = frozenset({b"content-type", b"content-encoding", b"trailer", b"accept", b"accept-encoding"})
 """What a client says of its body and of the answers it takes: the engine gets another body, and its answer is read."""
 
 
@@ -189,7 +189,7 @@ class Prepared:
 class TranslatedAttempt(Attempt):
     """One attempt in an engine's own words."""
 
-    __slots__ = ("_engine_answer", "_original", "_reading")
+    __slots__ = ("_engine_answer", "_original", "_over", "_reading")
 
     def __init__(
         self,
@@ -208,6 +208,7 @@ class TranslatedAttempt(Attempt):
         self._original = prepared.original
         self._reading = prepared.reading
         self._engine_answer: ResponseHead | None = None
+        self._over = False
 
     # What the link calls.
 
@@ -227,18 +228,17 @@ class TranslatedAttempt(Attempt):
         tokens = reading.tokens
         out = reading.feed(data)
         if self.phase is _WAITING:
-            if reading.tokens != tokens:
+            if reading.said_all:
+                if not self._over:
+                    self._over = True
+                    self._watch(self._clock() + ERROR_GRACE_S, Ending.HEAD_TIMEOUT)
+            elif reading.tokens != tokens:
                 self._collected()
         elif out:
             super().on_body(out)
 
     def on_end(self, trailers: list[bytes]) -> bool:
-        reading = self._reading
-        out = reading.end()
-        if self.phase is _WAITING:
-            super().on_head(self._client_head(len(out)))
-        if out and self.phase is not _DONE:
-            super().on_body(out)
+        self._tell()
         return self.phase is not _DONE and super().on_end([])
 
     def on_lost(self) -> None:
@@ -259,6 +259,23 @@ class TranslatedAttempt(Attempt):
     def _commit(self) -> None:
         self._original.body = b""
         super()._commit()
+
+    def _tell(self) -> None:
+        """The rest of the client's answer, or all of it."""
+        out = self._reading.end()
+        if self.phase is _WAITING:
+            super().on_head(self._client_head(len(out)))
+        if out and self.phase is not _DONE:
+            super().on_body(out)
+
+    def _expired(self) -> None:
+        if self.phase is not _WAITING or not self._over:
+            super()._expired()
+            return
+        self._tell()
+        if self.ending is None:
+            self._closed_whole = True
+            self._end(self._judge())
 
     def _collected(self) -> None:
         """Tokens came of an answer that is collected; nothing went to the client, so it may still go elsewhere."""

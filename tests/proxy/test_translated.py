@@ -7,6 +7,7 @@ import pytest
 
 from sidecar.adapters import TRANSLATORS
 from sidecar.adapters.ask import MOST_BYTES
+from sidecar.core.breaker import State
 from sidecar.core.revise import Accepted, Update
 from sidecar.core.table import Target
 from sidecar.policy.schema import FRONTS, Endpoint, Retry, Seconds, is_translated
@@ -263,6 +264,37 @@ async def test_an_answer_that_is_collected_and_stops_is_given_up() -> None:
 
     async with Upstream(stalls) as upstream, sidecar(service(triton(upstream), deadlines=deadlines)) as proxy:
         assert refusal(await proxy.once(completion(stream=False)))[:2] == (504, "head_timeout")
+
+
+@pytest.mark.parametrize("words", [0, 3])
+async def test_an_error_among_what_is_collected_is_not_waited_for_the_end_of(words: int) -> None:
+    # With HEAD_TIMEOUT its prompt would be taken for one that engines hang on.
+    failing = plays(*WORDS[:words], event(b'{"error":"no"}'), end=False)
+    async with Upstream(failing, eager=True) as upstream, Upstream(plays(*WORDS)) as other:
+        both = service(triton(upstream), triton(other), retry=Retry(attempts=2), breakers=node_breaker())
+        async with sidecar(both) as proxy:
+            while not upstream.requests:
+                got = await proxy.once(completion(stream=False))
+                assert (got.status, got.header(b"x-sidecar-endpoint")) == (200, other.key.encode())
+            assert proxy.state("node", upstream.key) is State.OPEN
+        async with sidecar(service(triton(upstream))) as proxy:
+            got = await proxy.once(completion(stream=False))
+    assert (got.status, got.framing) == (500, "length")
+    assert msgspec.json.decode(got.body)["error"]["message"] == "no"
+
+
+@pytest.mark.parametrize("size", [1, 30_000])
+async def test_an_answer_that_was_collected_to_its_end_marker_is_one(size: int) -> None:
+    text = b"a" * size
+    pieces = [event(b'{"text":["%b"]}' % text)] * 3
+    script = plays(*pieces, event(b'{"text":[""]}'), event(b"[DONE]"), end=False)
+    async with (
+        Upstream(script) as upstream,
+        sidecar(service(endpoint(upstream, engine="deepspeed", front="api_server"))) as proxy,
+    ):
+        got = await proxy.once(completion(stream=False))
+    assert (got.status, got.framing) == (200, "length")
+    assert msgspec.json.decode(got.body)["choices"][0]["text"] == text.decode() * 3
 
 
 async def test_a_compressed_answer_is_none() -> None:
