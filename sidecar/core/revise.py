@@ -8,7 +8,8 @@ The rules:
 2. A version with a weight has an endpoint (its own, or its policy file's), and one that is new names its engine.
    `endpoints` None leaves them, a list replaces them; an empty one for a version with a weight is refused. An endpoint
    belongs to one version of a service. `front`, `engine_model` and `chat_template` are of all endpoints of the version,
-   and go with its engine: another engine has none of them but those that are said with it.
+   and go with its engine: another engine has none of them but those that are said with it. What a policy file
+   says of an endpoint is not overruled by an update that names the endpoint and says none of them.
 3. Versions that differ in their schema's hash get traffic together only if one names the other's as compatible. A
    version that says none says nothing.
 4. A plan begins a rollout at its first step's weight. A version whose weight is said by hand, by whatever update, ends

@@ -122,6 +122,9 @@ def _revised(
     wrong = _wrong_together(version)
     if wrong:
         return Refused("invalid" if update.engine else "conflict", wrong)
+    unlike = _unlike(known, version, policy, update)
+    if unlike:
+        return Refused("conflict", unlike)
     if len(base.versions) + (known is None) > MAX_VERSIONS:
         said = f"{update.service} has {len(base.versions)} versions, and a table holds {MAX_VERSIONS}"
         return Refused("exhausted", f"{said}: take the endpoints of one without traffic away first")
@@ -311,6 +314,32 @@ def _wrong_together(version: Version) -> str:
         chat_template=version.chat_template,
     )
     return "; ".join(f"{version.name!r}: {fault.steps[-1]}: {fault.message}" for fault in check_front(like))
+
+
+def _unlike(known: Version | None, version: Version, policy: Service | None, update: Update) -> str:
+    """An endpoint of the policy file's that would be spoken to otherwise from now on, though nobody said how: the
+    file's endpoints of one version may differ, and a table's do not."""
+    said = update.engine or any(each is not None for each in (update.front, update.engine_model, update.chat_template))
+    if policy is None or not update.endpoints or said:
+        return ""
+    had = frozenset(() if known is None else [endpoint_key(target.url) for target in known.endpoints])
+    named = {endpoint_key(target.url) for target in update.endpoints} - had
+    way = version.engine, version.front, version.engine_model, version.chat_template
+    for each in policy.endpoints:
+        its = each.engine, each.front, each.engine_model, each.chat_template
+        # What says its engine alone leaves the rest as the file has it.
+        if its == way or (each.engine == version.engine and not any(way[1:])) or endpoint_key(each.url) not in named:
+            continue
+        return (
+            f"{each.url} is spoken to as {_way(each)} in the policy file of {update.service}, and {version.name!r} as "
+            f"{_way(version)}: say the engine, or give it a version of its own"
+        )
+    return ""
+
+
+def _way(one: Endpoint | Version) -> str:
+    said = [one.engine, one.front, one.engine_model, one.chat_template]
+    return " ".join(word for word in said if word)
 
 
 def _wrong_weights(update: Update) -> str:

@@ -499,3 +499,16 @@ def test_a_version_of_a_file_keeps_how_the_file_speaks() -> None:
     desk = Desk(Service(name="chat", endpoints=(spoken,)))
     desk.does(update(endpoints=to("c")))
     assert speaks(desk) == ("deepspeed", "gateway", "llama", "")
+
+
+def test_endpoints_of_a_file_that_differ_are_not_made_alike_unsaid() -> None:
+    own = {"engine": "triton", "engine_model": "llama", "chat_template": "/t"}
+    first = Endpoint(url="http://h1:80", version="v2", **own)  # type: ignore[arg-type]
+    last = Endpoint(url="http://h2:80", version="v2", engine="triton", front="openai")
+    desk = Desk(Service(name="chat", endpoints=(first, last)))
+    desk.refuses(update(endpoints=to("h1", "h2")), "conflict", "http://h1:80 is spoken to as triton llama /t", "openai")
+    desk.does(update(endpoints=to("h2", "c")))
+    desk.does(update(endpoints=to("h1"), engine="triton", front="openai"))  # whoever says it means it
+    desk.does(update(endpoints=to("h1", "d")))  # it is the version's by now
+    plain = Desk(Service(name="chat", endpoints=(first, Endpoint(url="http://h2:80", version="v2", engine="triton"))))
+    plain.does(update(endpoints=to("h1", "h2")))  # an engine alone leaves the rest as the file has it
