@@ -32,7 +32,10 @@ class Generate:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._model = quoted(spec.model)
-        self._before = b'data: {"model_name":%b,"model_version":"1","text_output":"' % self._model
+        # The reason is told on every event, as the vLLM backend does where it is asked for.
+        self._before = (
+            b'data: {"finish_reason":"None","model_name":%b,"model_version":"1","text_output":"' % self._model
+        )
 
     def opening(self) -> bytes:
         return b""
@@ -71,8 +74,10 @@ class _Mii:
 
     @staticmethod
     def error(status: int, message: str, kind: str = "", code: int | str | None = None, param: str = "null") -> bytes:
-        """Flat, and with a code of MII's own."""
-        return b'{"object":"error","message":%b,"code":%d}' % (quoted(message), 40301 if status == 404 else 40001)
+        """Flat, and with a code of MII's own: the status is a part of it."""
+        if not isinstance(code, int):
+            code = 40301 if status == 404 else 50001 if status >= 500 else 40001
+        return b'{"object":"error","message":%b,"code":%d}' % (quoted(message), code)
 
     def _whole(self, kind: bytes, answer: bytes) -> bytes:
         spec = self._spec

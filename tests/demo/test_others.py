@@ -24,7 +24,8 @@ async def test_a_triton_streams_as_the_real_one_does() -> None:
         assert (got.status, got.header(b"content-type")) == (200, b"text/event-stream; charset=utf-8")
         events = [json.loads(block.removeprefix(b"data: ")) for block in got.body.split(b"\n\n") if block]
         assert events[:-1] == [
-            {"model_name": "m", "model_version": "1", "text_output": text} for text in ("t0 ", "t1 ", "t2 ")
+            {"finish_reason": "None", "model_name": "m", "model_version": "1", "text_output": text}
+            for text in ("t0 ", "t1 ", "t2 ")
         ]
         assert events[-1]["finish_reason"] == "stop"
 
@@ -65,6 +66,15 @@ async def test_a_mii_leaves_out_what_the_real_one_does(path: bytes) -> None:
         assert b'"object"' not in body and b'"created"' not in body and b'"usage"' not in body
         whole = json.loads((await client.ask(post(ask(2, stream=False), path), b"POST")).body)
         assert whole["usage"]["completion_tokens"] == 2
-        engine.fail(Fault(Kind.STATUS, status=400, message="bad"))
-        refused = json.loads((await client.ask(post(ask(2, stream=False), path), b"POST")).body)
-        assert refused == {"object": "error", "message": "bad", "code": 40001}
+        for status, told, code in ((400, None, 40001), (404, None, 40301), (500, None, 50001), (400, 40303, 40303)):
+            engine.fail(Fault(Kind.STATUS, status=status, message="bad", code=told))
+            refused = json.loads((await client.ask(post(ask(2, stream=False), path), b"POST")).body)
+            assert refused == {"object": "error", "message": "bad", "code": code}
+
+
+async def test_a_triton_that_breaks_off_has_told_that_it_had_not_finished() -> None:
+    async with Engine(TRITON) as engine, connect(engine.port) as client:
+        engine.fail(Fault(Kind.CUT_NO_TERMINATOR, after=2))
+        body = (await client.ask(generate(), b"POST")).body
+        reasons = [json.loads(event.removeprefix(b"data: "))["finish_reason"] for event in body.split(b"\n\n") if event]
+        assert reasons == ["None", "None"]
