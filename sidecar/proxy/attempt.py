@@ -288,6 +288,15 @@ class Attempt:
         """Give up, for a reason that is not the engine's."""
         self._end(ending)
 
+    def leave(self) -> None:
+        """Give up, for the client is gone. It may have gone because all was said: OpenAI's clients close the connection
+        at `[DONE]`, and at an error event, before the engine's framing can end. Then that is what it came to."""
+        reader = self.reader
+        if reader is not None and self.phase is _FLOWING and (reader.terminal or reader.error is not None):
+            self._end(self._judge_stream(reader, False))
+        else:
+            self._end(_CLIENT_LEFT)
+
     def deliver(self) -> None:
         """Commit what is held of an answer that ended: a good one, or the last one when nothing else worked."""
         self._commit()

@@ -121,6 +121,7 @@ class Exchange:
         "_call",
         "_choice",
         "_client",
+        "_client_gone",
         "_cut_reason",
         "_deaf",
         "_home",
@@ -169,6 +170,7 @@ class Exchange:
         self._session_permit: Permit | None = None
         self._who = NOBODY
         self._reason: Reason | None = None
+        self._client_gone = False
         self._cut_reason: Reason | None = None
         self._lent: Choice | None = None
         self._node_failing = False
@@ -544,7 +546,7 @@ class Exchange:
     def _finish(self, attempt: Attempt, ending: Ending) -> None:
         """Give the client the end it is owed."""
         self._reason = reason = self._cut_reason or DOCTRINE[ending].reason
-        if ending is _CLIENT_LEFT or (attempt.head is not None and attempt.head.status == 101):
+        if self._client_gone or (attempt.head is not None and attempt.head.status == 101):
             return  # nobody to tell; and a tunnel has no end but the connection's
         if attempt.committed and reason is not None:
             self._cut(attempt, reason)
@@ -798,7 +800,8 @@ class Exchange:
     def client_left(self) -> None:
         """The client is gone, before its reply ended."""
         if self._attempt is not None:
-            self._attempt.stop(_CLIENT_LEFT)
+            self._client_gone = True
+            self._attempt.leave()
 
     def client_slow(self) -> None:
         """The client did not read for too long."""

@@ -658,6 +658,31 @@ def test_a_probe_that_says_nothing_gives_its_slot_back(after: str) -> None:
     assert bench.begin().refusal is None
 
 
+@pytest.mark.parametrize(
+    ("last", "ending", "state"),
+    [
+        (FINISH + DONE, Ending.COMPLETE, State.CLOSED),
+        (b"data: " + error_body() + b"\n\n", Ending.ERROR_IN_BAND, State.OPEN),
+        (FINISH, Ending.CLIENT_LEFT, State.HALF_OPEN),
+        (token(1), Ending.CLIENT_LEFT, State.HALF_OPEN),
+    ],
+    ids=["done", "error", "finish", "token"],
+)
+def test_a_client_that_leaves_once_it_was_told_the_end_takes_no_verdict_along(
+    last: bytes, ending: Ending, state: State
+) -> None:
+    bench = probing(successes=1)
+    open_node(bench)
+    client = bench.begin()
+    bench.link.heads().says(ROLE + token(0)).says(last)
+    assert client.exchange is not None
+    client.exchange.client_left()  # OpenAI's clients do, before the engine's framing ended
+    assert bench.recorder.attempts[-1].ending is ending
+    assert bench.nodes[0].breaker.state is state
+    assert client.done == 1
+    assert bench.held() == []
+
+
 def test_breaker_moves_are_recorded_in_order() -> None:
     bench = probing(successes=1)
     open_node(bench)
