@@ -333,6 +333,8 @@ class Exchange:
         self._tried.append(key)
         if ending in _STILL_DEAF:
             self._deaf.append(key)
+        if service.foreign and self._call is not None:
+            self._bar(service, self._call)  # anew: the policy may have changed meanwhile
         return False
 
     def _may_copy(self, call: Call) -> bool:

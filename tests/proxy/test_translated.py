@@ -546,6 +546,32 @@ async def test_who_is_open_is_probed_though_no_request_can_go_everywhere() -> No
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize(("field", "status"), [({}, 200), ({"n": 2}, 500)])
+async def test_an_endpoint_that_became_another_engines_meanwhile_is_asked_as_that(
+    field: dict[str, object], status: int
+) -> None:
+    """The policy was changed while the first attempt was under way; the second is at an endpoint of the new one."""
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def fails(peer: Peer) -> None:
+        while await peer.request():
+            asked.set()
+            await goes_on.wait()
+            await peer.send(json_answer(error_body(), b"500 x"))
+
+    async with Upstream(fails) as first, Upstream(plays(*WORDS), eager=True) as second:
+        before = service(endpoint(first), retry=Retry(attempts=2, budget_min=9))
+        async with sidecar(before) as proxy, proxy.client() as client:
+            await client.send(completion(stream=False, **field))
+            await asked.wait()
+            after = msgspec.structs.replace(before, endpoints=(endpoint(first), triton(second)))
+            proxy.running.apply(msgspec.structs.replace(proxy.running.store.current, services=(after,), version=2))
+            goes_on.set()
+            assert (await client.response()).status == status
+    starts = [each.start for each in second.requests]
+    assert starts == ([b"POST /v2/models/m/generate_stream HTTP/1.1"] if status == 200 else [])
+
+
 async def test_a_version_of_a_routing_table_is_asked_as_the_table_says() -> None:
     said = json_answer(b'[{"generated_text":"x","prompt_length":1,"generated_length":1,"finish_reason":"stop"}]')
     async with Upstream(answers(said)) as upstream, sidecar(service(name="s")) as proxy:
