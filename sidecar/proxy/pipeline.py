@@ -420,7 +420,6 @@ class Exchange:
         self._lent = choice
         self._note(choice.permit)
         self._choice = choice
-        self._attempts += 1
         call, translation = self._call, self._translation
         if translation is not None and translation.translates(node):
             prepared = translation.prepare(node, request)
@@ -453,6 +452,7 @@ class Exchange:
                 self._total_at,
             )
         self._attempt = attempt
+        self._attempts += 1  # not before: what cannot be put into an engine's words is no attempt
         if call is not None:
             attempt.expectation = evidence.expect(
                 service, node, choice.permit, call.model if call.stream else "", request.body_size, self._who.session
@@ -651,7 +651,7 @@ class Exchange:
         pipeline, attempt, session = self._pipeline, self._attempt, self._session
         now = pipeline.clock()
         if self._lent is not None:
-            # Only a crash of ours comes here: what was lent for the attempt goes back all the same.
+            # The request could not be put into the engine's words, or we crashed: what was lent goes back all the same.
             self._lent.node.in_flight -= 1
             self._transition(self._lent.node.breaker.record(self._lent.permit, _IGNORED, now))
         ending = attempt.ending if attempt is not None else None

@@ -11,7 +11,7 @@ from sidecar.core.breaker import State
 from sidecar.core.revise import Accepted, Update
 from sidecar.core.table import Target
 from sidecar.policy.schema import FRONTS, Endpoint, Retry, Seconds, is_translated
-from tests.harness import Peer, Script, Upstream, answers, chunked, request
+from tests.harness import Peer, Script, Upstream, answers, chunked, one_by_one, request, says
 from tests.under_test import (
     DONE,
     JSON,
@@ -378,6 +378,25 @@ async def test_what_one_engine_cannot_do_another_does(field: dict[str, object], 
             got = await proxy.once(completion(stream=False, **field))
             assert (got.status, got.header(b"x-sidecar-endpoint")) == (200, can.key.encode())
         assert lacks.connections == []
+
+
+async def test_a_value_that_no_engine_takes_is_no_attempt_and_takes_no_probe() -> None:
+    async with (
+        Upstream(
+            one_by_one(says(json_answer(b'{"error":"x"}', b"500 x")), *[says(stream_head() + chunked(*WORDS))] * 9)
+        ) as upstream,
+        sidecar(service(triton(upstream), breakers=node_breaker(open_s=Seconds(0.05)))) as proxy,
+    ):
+        assert (await proxy.once(completion(stream=False))).status == 500
+        assert proxy.state("node", upstream.key) is State.OPEN
+        await asyncio.sleep(0.06)
+        for _ in range(3):
+            got = await proxy.once(completion(stream=False, temperature=-1))
+            assert refusal(got)[:2] == (400, "bad_request")
+            assert not got.values(b"x-sidecar-attempts")
+        assert len(upstream.requests) == 1
+        while proxy.state("node", upstream.key) is not State.CLOSED:
+            assert (await proxy.once(completion(stream=False))).status == 200
 
 
 @pytest.mark.parametrize("path", [b"/v1/embeddings", b"/v1/responses", b"/v1/messages"])
