@@ -43,6 +43,10 @@ class TelemetryRecorder:
         """Metrics only: it is nobody's request, and a breaker that it moves has its event."""
         self._metrics.canary(node.service, node.version, node.key, ending, result)
 
+    def canary_refused(self, node: Node, said: str) -> None:
+        """An event: a warning."""
+        self._logs.event.warning("health_canary_refused", service=node.service, endpoint=node.key, error=said)
+
     def request(self, record: RequestRecord) -> None:
         """Metrics and the canonical line."""
         self._metrics.request(record)

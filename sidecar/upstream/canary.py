@@ -45,6 +45,9 @@ class HealthRecorder(Protocol):
     def canary(self, node: Node, ending: Ending, result: Result) -> None:
         """One ended so, which comes to this for its node."""
 
+    def canary_refused(self, node: Node, said: str) -> None:
+        """The engine does not take such requests of ours, and says why: it cannot be found out by asking it."""
+
 
 class Canary:
     """One on its way; owns its attempt. `told(result, attempt)` comes once, at its end, unless it is stopped.

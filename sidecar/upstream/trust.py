@@ -46,6 +46,8 @@ JITTER: Final = 0.2
 
 _LATE: Final = evidence.DEADLINES | {Ending.TOTAL_TIMEOUT}
 
+_REFUSED: Final = frozenset({Ending.CLIENT_ERROR, Ending.CLIENT_ERROR_IN_BAND})
+
 STALLED: Final = "stalled"
 CANARY: Final = "canary"
 WHYS: Final = frozenset({STALLED, CANARY})
@@ -98,6 +100,7 @@ class Trust:
         "_permit",
         "_progress",
         "_proved",
+        "_refused",
         "_refused_until",
         "_rule",
         "_sent_at",
@@ -122,6 +125,7 @@ class Trust:
         self._asked = 0  # canaries that did not fail: whose turn it is
         self._proved: set[str] = set()  # models that the engine alone names and that gave a token
         self._failures = 0  # in a row
+        self._refused = False  # the last one was, as no request that it takes
         self._refused_until = -inf  # a probe came to nothing: the next may be had then
         self._answered = means.successes(node)
         # -infinity: at once, whatever it does for others
@@ -236,6 +240,11 @@ class Trust:
         means.recorder.canary(node, ending, result)
         if result is not Result.FAILURE:
             self._asked += 1
+        refused = ending in _REFUSED
+        if refused and not self._refused:
+            status = "" if attempt.head is None else f"{attempt.head.status} "
+            means.recorder.canary_refused(node, f"{status}{attempt.detail[:200]}".rstrip())
+        self._refused = refused
         if result is Result.OVERLOADED:
             self._service.overloaded(node, attempt.retry_after_s(means.wall()), now)
         if self._permit is not None:

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from sidecar.core.breaker import Scope, State
+from sidecar.core.breaker import Breaker, Scope, State
 from sidecar.core.poison import Condemned
+from sidecar.core.pool import Node
 from sidecar.kernel.errors import Reason
-from sidecar.kernel.ids import EndpointKey
+from sidecar.kernel.ids import EndpointKey, ServiceName
+from sidecar.policy.schema import Endpoint, NodeBreaker
 from sidecar.proxy.ports import Recorder
 from sidecar.telemetry.logs import Logs
 from sidecar.telemetry.metrics import Metrics
@@ -54,6 +56,17 @@ def test_a_condemned_prompt_is_an_event_that_says_nothing_of_it() -> None:
     assert (line["event"], line["level"]) == ("poison", "warning")
     assert (line["service"], line["mark"], line["mode"], line["ttl_s"]) == ("chat", "00ff00ff", "shadow", 300.0)
     assert line["endpoints"] == [NODE, "b:80"]
+
+
+def test_an_engine_that_refuses_canaries_is_an_event() -> None:
+    bench = Bench()
+    recorder = TelemetryRecorder(bench.metrics, Logs(bench.lines, bench.wall), bench.wall)
+    breaker = Breaker(Scope.NODE, NODE, "chat", NodeBreaker(), 0.0, lease_s=1.0)
+    node = Node(NODE, ServiceName("chat"), Endpoint(url="http://a:80"), breaker, {})
+    recorder.canary_refused(node, "401 Unauthorized")
+    (line,) = bench.lines.lines
+    assert (line["event"], line["level"], line["endpoint"]) == ("health_canary_refused", "warning", NODE)
+    assert (line["service"], line["error"]) == ("chat", "401 Unauthorized")
 
 
 async def test_attempt_is_counted_and_not_logged() -> None:

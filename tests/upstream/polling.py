@@ -138,6 +138,7 @@ class Heard:
     def __init__(self) -> None:
         self.moved: list[Transition] = []
         self.canaries: list[tuple[EndpointKey, Ending, Result]] = []
+        self.refused: list[str] = []
         self.successes = 0
         self.members = 1
 
@@ -146,6 +147,9 @@ class Heard:
 
     def canary(self, node: Node, ending: Ending, result: Result) -> None:
         self.canaries.append((node.key, ending, result))
+
+    def canary_refused(self, node: Node, said: str) -> None:
+        self.refused.append(said)
 
 
 class Bench:

@@ -348,6 +348,15 @@ def test_answers_that_are_no_evidence_open_nothing(state: str) -> None:
     assert (bed.state, bed.told) == (State.CLOSED, [])
     assert bed.canaries >= 9
     assert (bed.node().overload_until > bed.clock.now - CANARY_S) is (state == "full")
+    assert bed.heard.refused == (["404 no such model"] if state == "refuses" else [])  # once, and not with every one
+
+
+def test_a_refusal_is_told_again_after_another_answer() -> None:
+    bed = vllm()
+    for state in ("refuses", "well", "refuses"):
+        bed.model.state = state
+        bed.go(2 * CANARY_S)
+    assert bed.heard.refused == ["404 no such model"] * 2
 
 
 def test_who_refuses_probes_is_not_asked_with_every_page() -> None:
