@@ -26,6 +26,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from sidecar.adapters.ask import MOST_VALUES
 from sidecar.kernel.errors import Reason, SidecarError
 
 MAX_TEMPLATE: Final = 1 << 20
@@ -104,6 +105,8 @@ class ChatTemplate:
         for index, message in enumerate(messages):
             if not isinstance(message.get("role"), str):
                 raise _bad(f"messages[{index}].role is missing")
+        if _argued(messages) > MOST_VALUES:
+            raise _bad(f"the arguments of tool calls have more than {MOST_VALUES} values")
         parts: list[str] = []
         size = 0
         try:
@@ -245,6 +248,19 @@ def _begins_with(processor: _Processor | None, bos: str) -> bool:
         first = processor.single[0].special
         return first is not None and first.id == bos
     return any(_begins_with(each, bos) for each in processor.processors)
+
+
+def _argued(messages: list[dict[str, Any]]) -> int:
+    """Values in the texts that `_prepared` reads, counted as `ask.read_body` counts a body's."""
+    count = 0
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            said = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(said, str):
+                count += said.count(",") + said.count("[") + said.count("{")
+    return count
 
 
 def _prepared(message: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.adapters.ask import MOST_VALUES
 from sidecar.adapters.template import FILES, MAX_PROMPT, MAX_TEMPLATE, ChatTemplate, template_of
 from sidecar.kernel.errors import Reason, SidecarError
 
@@ -80,7 +81,7 @@ ARGUMENTS = [
     pytest.param("", "{}", id="empty"),
     pytest.param("{broken", '"{broken"', id="text that is not"),
     pytest.param({"at": 1}, '{"at": 1}', id="no text"),
-    pytest.param("[" * 100_000, json.dumps("[" * 100_000), id="too deep"),
+    pytest.param("[" * 20_000, json.dumps("[" * 20_000), id="too deep"),
 ]
 
 
@@ -89,6 +90,17 @@ def test_arguments_of_tool_calls_are_what_they_say(arguments: object, shown: str
     made = template("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
     calls = [{"id": "1", "function": {"name": "f", "arguments": arguments}}]
     assert made.render([{"role": "assistant", "content": "", "tool_calls": calls}]) == shown
+
+
+def test_arguments_without_end_are_not_read() -> None:
+    calls = [{"function": {"name": "f", "arguments": json.dumps([[]] * 1000)}}]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    error = refusal("", [message] * (MOST_VALUES // 1000))
+    assert (error.reason, error.detail) == (
+        Reason.BAD_REQUEST,
+        f"the arguments of tool calls have more than {MOST_VALUES} values",
+    )
+    assert template("x").render([message] * (MOST_VALUES // 2001)) == "x"
 
 
 @pytest.mark.parametrize("calls", [None, "x", 5, [None], ["x"], [{}], [{"function": None}], [{"function": {}}]])
