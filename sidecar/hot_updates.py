@@ -9,15 +9,16 @@ asked for -> planned (`core.hot_plan`) -> claimed in the service's routing table
    and a second update of the service is refused, on whatever sidecar, with who is at it and since when.
 2. The word of it is good for `LEASE_S` and renewed by `beat`. A table that says that an update is under way, and is
    older, tells of one that was interrupted: its sidecar died, or was stopped. Nobody takes it up: what an engine has
-   done meanwhile only the operator who asked can want, and asking again does it again.
+   done meanwhile only the operator who asked can want, and asking again does it again. So whoever leads one and could
+   not renew its word takes no further step until he can; if another update was begun by then, he leaves it all there.
 3. An endpoint rests by an operator's order on its breaker, which all sidecars obey and the log keeps: new requests go
    elsewhere, streams go on. The order has no end of its own. If the update dies, an endpoint whose model nobody has
-   looked at stays out of rotation until somebody says what it is to do.
+   looked at stays out of rotation until somebody says what it is to do. Whom an operator holds out stays out.
 4. Who is in flight: what this sidecar counts, and what the engine itself counts where it does (vLLM's gauges, which
    have other sidecars' requests, too). Where no engine counts, and there are other sidecars, their streams have ended
    when `deadlines.total` has passed.
-5. What the log cannot take down now is taken down with the next step; only what others must obey (weights, the claim)
-   cannot be done without it.
+5. What the log cannot take down now is taken down with the next step, as long as the word is good; what others must
+   obey (weights, the claim) cannot be done without it.
 """
 
 import asyncio
@@ -40,10 +41,11 @@ from sidecar.core.pool import Node
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.right_answer import judged
 from sidecar.core.service import ServiceState
-from sidecar.core.table import PARTS, Progress, Stepped, Table, started
+from sidecar.core.table import PARTS, Progress, Stepped, Table, Target, started
 from sidecar.kernel.change import Again, Before, Done, Failed, Outcome
 from sidecar.kernel.errors import SidecarError
 from sidecar.kernel.ids import EndpointKey, ServiceName
+from sidecar.policy.address import endpoint_key
 from sidecar.policy.schema import Endpoint, front_of
 
 PAUSE_S: Final = 0.25
@@ -55,11 +57,13 @@ LEAST_S: Final = 1.0
 BEAT_S: Final = 20.0
 LEASE_S: Final = 60.0
 """Three beats: two may be lost."""
+SPREAD_S: Final = 1.0
+"""Until other sidecars have heard that an endpoint gets nothing new, and what they had sent it by then has come."""
 TELLINGS: Final = 120
 """How often an end is tried to be told: ten minutes of a log that is away."""
 MAX_BY: Final = 64
-UPDATE: Final = "model update"
-"""In who ordered it: so an endpoint that an earlier update left out of rotation is told from one of an operator's."""
+UPDATE: Final = ", model update "
+"""In who ordered it: so an endpoint that an update has out of rotation is told from one that an operator has."""
 
 
 class Say(Protocol):
@@ -232,6 +236,7 @@ class HotUpdates:
         if isinstance(made, Refused):
             del self._running[name]
             return made
+        running.until_us = progress.until_us
         return None
 
     def _progress(self, running: "_Running") -> Progress:
@@ -267,6 +272,7 @@ class HotUpdates:
         def tell(table: Table) -> Table | Refused:
             other = table.update
             if other is not None and other.id != progress.id:
+                running.superseded = True
                 return Refused("conflict", "another model update has begun")
             return replace(table, update=progress)
 
@@ -275,7 +281,9 @@ class HotUpdates:
         )
         if isinstance(made, Refused):
             self._say("warning", "model_update_untold", service=running.service.name, error=made.message)
-        return isinstance(made, Accepted)
+            return False
+        running.until_us = max(running.until_us, progress.until_us)
+        return True
 
     # Leading it.
 
@@ -283,6 +291,9 @@ class HotUpdates:
         update = running.update
         try:
             while (task := update.task) is not None:
+                if not await self._leads(running):
+                    self._say("error", "model_update_superseded", service=running.service.name, id=update.id)
+                    return
                 outcome = await self._tried(running, task)
                 stepped = update.told(outcome, self._clock())
                 if stepped is None:
@@ -294,13 +305,20 @@ class HotUpdates:
                     await self._write(running)
             self._tell_end(running)
             for _ in range(TELLINGS):
-                if await self._write(running):
+                if await self._write(running) or running.superseded:
                     break
                 await self._sleep(LOOK_S)
         except Exception as exc:  # noqa: BLE001 - what is written of it will say that it was interrupted
             self._say("error", "model_update_crashed", service=running.service.name, exc_info=exc)
         finally:
             del self._running[running.service.name]
+
+    async def _leads(self, running: "_Running") -> bool:
+        """Whether the update is still led here: waits until its word is good. False: another was begun in its place."""
+        while not running.superseded and self._now_us() >= running.until_us and not await self._write(running):
+            if not running.superseded:
+                await self._sleep(LOOK_S)
+        return not running.superseded
 
     async def _tried(self, running: "_Running", task: Task) -> Outcome:
         try:
@@ -345,6 +363,8 @@ class HotUpdates:
             return await self._all_drained(running)
         if task.step in ("load", "revert") and not task.place:
             return await self._listed(running, task.step == "load")
+        # It may have gone with its routing table, and come again.
+        running.service = self._fleet.services.get(running.service.name, running.service)
         node = running.service.nodes.get(EndpointKey(task.place))
         if node is None:
             return Failed(f"{task.place} is no endpoint of {running.service.name} any more")
@@ -353,7 +373,7 @@ class HotUpdates:
                 return self._rested(running, node)
             case "weights":
                 return self._back(running, node)
-            case "drain" if running.is_resting(node.key):
+            case "drain" if running.update.asked.kind != "repository":
                 return await self._drained(running, node)
             case "cache":
                 return await self._forgotten(running, node)
@@ -477,27 +497,30 @@ class HotUpdates:
 
     def _rested(self, running: "_Running", node: Node) -> Outcome:
         asked = running.update.asked
+        if node.breaker.held_open and not _is_ours(node):
+            return Done(f"out of rotation by {node.breaker.by}")
         wakes = asked.kind == "sleep" and asked.action == "load"
         needed = node.breaker.passes and not (asked.anyway or wakes)
         if needed and not others_serve(running.service, asked.model, (node.key,), self._clock()):
             return Again(f"nobody else of {running.service.name} may serve")
         self._order(node.key, "open", _by(running.update), inf)
-        running.resting.add(node.key)
         return Done("out of rotation")
 
     def _back(self, running: "_Running", node: Node) -> Outcome:
-        breaker = node.breaker
-        if node.key not in running.resting and not (breaker.held_open and UPDATE in breaker.by):
-            # Whom an operator keeps out of rotation stays out.
+        if not node.breaker.held_open:
             return Done("it keeps its place in rotation")
+        if not _is_ours(node):
+            return Done(f"it stays out of rotation by {node.breaker.by}")
         self._order(node.key, "close", _by(running.update), inf)
-        running.resting.discard(node.key)
         return Done("back in rotation")
 
     async def _drained(self, running: "_Running", node: Node) -> Outcome:
         """Whether nobody is in flight at an endpoint that gets nothing new."""
         if node.in_flight:
             return Again(f"{node.in_flight} of its requests are under way")
+        waited_s = self._clock() - running.since
+        if self._members() > 1 and waited_s < SPREAD_S:
+            return Again("other sidecars may not have heard of it")
         endpoint = node.endpoint
         dialect = DIALECTS.get((endpoint.engine, front_of(endpoint)))
         query = None if dialect is None or dialect.load_apart else dialect.load
@@ -508,7 +531,6 @@ class HotUpdates:
                 if load.running or load.waiting:
                     return Again(f"the engine has {load.running} running and {load.waiting} waiting")
                 return Done("nobody is in flight, the engine says")
-        waited_s = self._clock() - running.since
         longest_s = float(running.service.policy.deadlines.total_s)
         if self._members() > 1 and waited_s < longest_s:
             return Again("nobody tells what other sidecars have in flight there; their streams end in time")
@@ -528,11 +550,12 @@ class HotUpdates:
     async def _listed(self, running: "_Running", new: bool) -> Outcome:
         """The version's endpoints into the table, or as they were."""
         asked = running.update.asked
-        table = self._table(running)
-        version = None if table is None else table.version(asked.version)
+        ours = {endpoint_key(target.url) for target in asked.targets}
+        endpoints = tuple(target for target in self._targets(running) if endpoint_key(target.url) not in ours)
         if new:
-            running.targets = () if version is None else version.endpoints
-        endpoints = (*running.targets, *asked.targets) if new else running.targets
+            endpoints = (*endpoints, *asked.targets)
+        elif (table := self._table(running)) is not None and table.weights.get(asked.version):
+            return Done("somebody has given it traffic: its endpoints stay")
         update = Update(
             service=asked.service,
             version=asked.version,
@@ -544,7 +567,17 @@ class HotUpdates:
             endpoints=endpoints,
             by=_by(running.update),
         )
-        return _of(await self._desk.submit(update), f"{len(endpoints)} endpoints in the routing table")
+        outcome = _of(await self._desk.submit(update), f"{len(endpoints)} endpoints in the routing table")
+        if isinstance(outcome, Failed):
+            # An earlier try, whose answer was lost, may have been done.
+            return Failed(outcome.why, any(endpoint_key(target.url) in ours for target in self._targets(running)))
+        return outcome
+
+    def _targets(self, running: "_Running") -> tuple[Target, ...]:
+        """What the table has of the version that is loaded."""
+        table = self._table(running)
+        version = None if table is None else table.version(running.update.asked.version)
+        return () if version is None else version.endpoints
 
     async def _moved(self, running: "_Running", back: bool) -> Outcome:
         """The weights to the new version, or back."""
@@ -553,6 +586,12 @@ class HotUpdates:
         if back:
             if not running.weights:
                 return Done("they had not moved")
+            table = self._table(running)
+            stand = {} if table is None else _moving(table.weights)
+            if stand == _moving(running.weights):
+                return Done("the weights are as they were")
+            if running.made and stand != running.made:
+                return Done("somebody has moved them since: they stay as they are")
             weights = {name: parts / PARTS for name, parts in running.weights.items()}
             made = await self._desk.submit(Update(service=asked.service, version=asked.version, weights=weights, by=by))
             return _of(made, "the weights are as they were")
@@ -573,6 +612,8 @@ class HotUpdates:
                 by=by,
             )
         )
+        if isinstance(made, Accepted) and asked.plan is None:
+            running.made = _moving(made.table.weights)
         outcome = _of(made, f"{asked.version} has {weight:.2%} of new sessions")
         if isinstance(outcome, Done) and asked.plan is not None:
             running.moved = True
@@ -602,17 +643,18 @@ class _Running:
     """An update that is led here."""
 
     __slots__ = (
+        "made",
         "moved",
         "place",
-        "resting",
         "salted",
         "service",
         "since",
         "since_us",
         "step",
         "step_us",
-        "targets",
+        "superseded",
         "task",
+        "until_us",
         "update",
         "weights",
     )
@@ -626,18 +668,17 @@ class _Running:
         self.step = ""
         self.place = ""
         self.step_us = now_us
-        self.resting: set[EndpointKey] = set()
+        self.until_us = 0
+        """Until when the word of it that is in the log is good."""
+        self.superseded = False
+        """Another update of the service has begun."""
         self.weights: dict[str, int] = {}
         """Before they moved."""
-        self.targets: tuple[Any, ...] = ()
-        """The version's endpoints in the table, before there were more."""
+        self.made: dict[str, int] = {}
+        """As they were moved, where no plan moves them."""
         self.moved = False
         self.salted = False
         self.task: asyncio.Task[None] | None = None
-
-    def is_resting(self, key: EndpointKey) -> bool:
-        """Whether it gets nothing new."""
-        return key in self.resting
 
 
 def _changer(asked: Asked) -> Changer:
@@ -662,9 +703,19 @@ def _of(made: Accepted | Refused, detail: str) -> Outcome:
     return Again(made.message) if made.code == "unavailable" else Failed(f"{made.code}: {made.message}")
 
 
+def _moving(weights: dict[str, int]) -> dict[str, int]:
+    """Those that get traffic."""
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def _is_ours(node: Node) -> bool:
+    """Whether a model update has it out of rotation, this or one that was interrupted, and no operator."""
+    return UPDATE in node.breaker.by
+
+
 def _by(update: HotUpdate) -> str:
     """Who orders it: the operator, by this update."""
-    by = f", {UPDATE} {update.id}"
+    by = f"{UPDATE}{update.id}"
     return (update.asked.by or "operator")[: MAX_BY - len(by)] + by
 
 

@@ -21,7 +21,7 @@ from sidecar.core.pool import Node
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.rules import revise
 from sidecar.core.service import ServiceState
-from sidecar.core.table import PARTS, Plan, Progress, Step, Table, effective
+from sidecar.core.table import PARTS, Plan, Progress, Step, Table, decode, effective, encode
 from sidecar.hot_updates import LEASE_S, HotUpdates
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.policy.schema import Breakers, Deadlines, Endpoint, NodeBreaker, Seconds, Service, Snapshot
@@ -896,3 +896,169 @@ async def test_a_reload_under_streams_breaks_none(fails: bool) -> None:
         text, _ = await ours.running.exposition()
         done = b'sidecar_model_update_steps_total{step="all",result="%b"} 1' % (b"failed" if fails else b"done")
         assert done in text
+
+
+# Others who say something meanwhile.
+
+
+@pytest.mark.parametrize("when", ["before", "while it loads"])
+async def test_whom_an_operator_holds_out_of_rotation_stays_out(when: str) -> None:
+    pod, engines = triton(3)
+
+    def holds() -> None:
+        pod.fleet.override(Scope.NODE, "t0:80", "open", pod.clock.now, "bob")
+
+    if when == "before":
+        holds()
+    does = engines[0].does
+
+    def watched(method: str, path: str, said: dict[str, Any]) -> Answer:
+        if path.endswith("/load"):
+            holds()
+        return does(method, path, said)
+
+    engines[0].does = watched  # type: ignore[method-assign]
+    progress = await pod.does(RELOAD)
+    assert progress.phase == "done"
+    assert [engine.served["m"] for engine in engines] == [{"2": " Paris"}] * 3
+    breaker = pod.node("t0:80").breaker
+    assert (breaker.held_open, breaker.by) == (True, "bob")
+    assert "it stays out of rotation by bob" in [step.detail for step in progress.steps]
+
+
+async def test_who_could_not_renew_its_word_stops_where_another_update_was_begun() -> None:
+    pod, engines = triton()
+    engines[0].streams["m", "1"] = 1
+
+    def passes() -> None:
+        if pod.log.away or pod.progress.step == "drain":
+            pod.log.away = pod.clock.now < 1100.0
+            if pod.clock.now > 1090.0:
+                engines[0].streams.clear()
+        if not pod.log.away and pod.clock.now >= 1100.0:
+            assert pod.log.view is not None
+            table = pod.log.view.table
+            pod.log.put(replace(table, update=replace(pod.progress, id="u9", by="bob", on="pod-2")), "", "")
+
+    pod.clock.between.append(passes)
+    progress = await pod.does(RELOAD)
+    assert (progress.id, progress.phase) == ("u9", "running")
+    assert not engines[1].said("/load"), "it was told to load by somebody who was no longer to"
+    assert pod.lines[-1][:2] == ("error", "model_update_superseded")
+    assert pod.clock.now < 1150.0, "a second update can be asked here, too"
+
+
+async def test_a_leader_that_cannot_reach_the_log_waits_with_its_next_step_and_goes_on() -> None:
+    pod, engines = triton()
+    loads: list[tuple[float, bool]] = []
+    for engine in engines:
+        does = engine.does
+
+        def watched(method: str, path: str, said: dict[str, Any], does: Callable[..., Answer] = does) -> Answer:
+            if path.endswith("/load"):
+                loads.append((pod.clock.now, pod.log.away))
+            return does(method, path, said)
+
+        engine.does = watched  # type: ignore[method-assign]
+    engines[0].streams["m", "1"] = 1
+
+    def passes() -> None:
+        if pod.log.away or pod.progress.step == "drain":
+            pod.log.away = pod.clock.now < 1100.0
+            if pod.clock.now > 1090.0:
+                engines[0].streams.clear()
+
+    pod.clock.between.append(passes)
+    assert (await pod.does(RELOAD)).phase == "done"
+    assert [away for _, away in loads] == [False, False]
+
+
+@pytest.mark.parametrize("text", [" Paris", " Rome"])
+async def test_an_answer_of_the_log_that_is_lost_lists_no_endpoint_twice_and_leaves_none(text: str) -> None:
+    pod, _ = triton(1)
+    pod.engines["n0:80"] = TritonEngine({"m": {"1": text}}, "m")
+    submit = pod.submit
+    lost: list[Update] = []
+
+    async def loses(update: Update) -> Accepted | Refused:
+        made = await submit(update)
+        if update.endpoints is not None and not lost:
+            lost.append(update)
+            return Refused("unavailable", "it may have been done")
+        return made
+
+    pod.submit = loses  # type: ignore[method-assign]
+    wanted = Wanted(
+        model="m",
+        action="load",
+        kind="version",
+        version="v2",
+        engine="triton",
+        endpoints=("http://n0:80",),
+        canary=Canary(expect="Paris"),
+    )
+    progress = await pod.does(wanted)
+    assert lost and progress.phase == ("done" if text == " Paris" else "failed")
+    assert pod.log.view is not None
+    version = pod.log.view.table.version("v2")
+    assert (0 if version is None else len(version.endpoints)) == (text == " Paris")
+
+
+async def test_weights_that_somebody_moved_meanwhile_are_not_taken_back() -> None:
+    pod, _ = triton(1)
+    pod.engines["n0:80"] = TritonEngine({"m": {"1": " Paris"}}, "m")
+    pod.node("t0:80").in_flight = 1
+    moved: list[asyncio.Task[Accepted | Refused]] = []
+
+    def moves() -> None:
+        if pod.progress.step == "drain" and not moved:
+            half = Update(service=NAME, version="v2", weights={"v1": 0.5, "v2": 0.5}, by="bob")
+            moved.append(asyncio.ensure_future(pod.submit(half)))
+
+    pod.clock.between.append(moves)
+    wanted = Wanted(
+        model="m", action="load", kind="version", version="v2", engine="triton", endpoints=("http://n0:80",)
+    )
+    progress = await pod.does(wanted)
+    assert progress.why.startswith("drain failed: not within 130 s")
+    assert pod.weights()["v2"] == PARTS // 2
+    assert [step.detail for step in progress.steps[-2:]] == [
+        "somebody has moved them since: they stay as they are",
+        "somebody has given it traffic: its endpoints stay",
+    ]
+
+
+async def test_others_have_a_second_to_hear_that_an_endpoint_rests() -> None:
+    pod, engines = vllm()
+    pod.members = 2
+    loaded: list[float] = []
+    does = engines[0].does
+
+    def watched(method: str, path: str, said: dict[str, Any]) -> Answer:
+        if path == "/v1/load_lora_adapter":
+            loaded.append(pod.clock.now)
+        return does(method, path, said)
+
+    engines[0].does = watched  # type: ignore[method-assign]
+    assert (await pod.does(ADAPTER)).phase == "done"
+    assert loaded[0] >= 1001.0
+
+
+@pytest.mark.parametrize("what", ["version", "index", "surrogate"])
+async def test_what_an_engine_says_is_told_as_far_as_a_record_takes_it(what: str) -> None:
+    pod, engines = triton()
+    if what == "version":
+        event = b'data: {"model_version":"%b","text_output":" Rome"}\n\n' % (b"9" * 100_000)
+        engines[0].break_at("generate", Answer(200, event, b"text/event-stream"))
+    elif what == "index":
+        entries = [{"name": "m", "version": str(number), "state": "UNLOADING"} for number in range(1, 10_000)]
+        engines[0].break_at("/index", told(entries))
+    else:
+        engines[0].break_at("/load", Answer(400, b'{"error":"\\ud800 no"}', b"application/json"))
+    wanted = replace(RELOAD, model_version="2")
+    if what == "index":
+        wanted = Wanted(model="m", action="unload", kind="repository", anyway=True)
+    progress = await pod.does(wanted)
+    assert progress.phase != "done" and len(progress.why) < 1000
+    assert pod.log.view is not None
+    assert decode(encode(pod.log.view.table)).update == progress

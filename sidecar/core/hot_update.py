@@ -234,12 +234,13 @@ class HotUpdate:
 
     def _fail(self, task: Task, failed: Failed) -> None:
         where = f" at {task.place}" if task.place else ""
+        why = _told(failed.why)
         if self.phase == "undoing":
-            self.why = f"{self.why}; and {word_of(task)}{where} failed: {failed.why}"
+            self.why = f"{self.why}; and {word_of(task)}{where} failed: {why}"
             self._todo.clear()
             self._move("stuck")
             return
-        self.why = f"{word_of(task)}{where} failed: {failed.why}"
+        self.why = f"{word_of(task)}{where} failed: {why}"
         if is_past_taking_back(self.asked, task):
             self._todo.clear()
             self._move("unfinished")
@@ -410,4 +411,9 @@ def word_of(task: Task) -> str:
 
 
 def _stepped(task: Task, done: bool, took_s: float, detail: str) -> Stepped:
-    return Stepped(word_of(task), task.place, "done" if done else "failed", round(took_s, 3), detail[:MAX_DETAIL])
+    return Stepped(word_of(task), task.place, "done" if done else "failed", round(took_s, 3), _told(detail))
+
+
+def _told(words: str) -> str:
+    """What engines said, as a record takes it: of some length, and what UTF-8 can say."""
+    return words[:MAX_DETAIL].encode("utf-8", "replace").decode()
