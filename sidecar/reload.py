@@ -228,7 +228,7 @@ def _status(address: Listen, arguments: argparse.Namespace) -> int:
 
 def _follow(address: Listen, service: str, id: str, as_json: bool) -> int:
     """Tell each step as it ends, and how it all ended; OK if it is done."""
-    shown = 0
+    shown: tuple[StepTold, ...] = ()
     vain = 0
     while True:
         try:
@@ -242,18 +242,27 @@ def _follow(address: Listen, service: str, id: str, as_json: bool) -> int:
             continue
         if update.id != id:
             raise Unanswered(f"another update of {service} has begun: {update.id}")
+        news = _news(shown, update.steps)
         if as_json:
-            if len(update.steps) > shown or not update.live:
+            if news or not update.live:
                 print(msgspec.json.encode(update).decode(), flush=True)
         else:
-            for each in update.steps[shown:]:
+            for each in news:
                 print(_step_words(each), flush=True)
-        shown = len(update.steps)
+        shown = update.steps
         if not update.live:
             if not as_json:
                 print(_end_words(update))
             return OK if update.phase == "done" else FAILED
         time.sleep(WATCH_S)
+
+
+def _news(shown: tuple[StepTold, ...], steps: tuple[StepTold, ...]) -> tuple[StepTold, ...]:
+    """The steps that were not shown: of a long update the sidecar remembers the newest alone."""
+    for first in range(len(shown)):
+        if shown[first:] == steps[: len(shown) - first]:
+            return steps[len(shown) - first :]
+    return steps
 
 
 def _asked(address: Listen, service: str | None) -> tuple[UpdateTold, ...]:

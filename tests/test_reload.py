@@ -76,6 +76,15 @@ def test_a_load_tells_its_steps_as_they_end(admin: Admin, capsys: pytest.Capture
     assert wanted(admin) == Wanted(model="m", action="load", kind="repository", by="ann")
 
 
+def test_of_a_long_update_every_step_is_told_once(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [{**STEPS[0], "endpoint": f"t{number}:80"} for number in range(10)]
+    pages = [update(steps=0) | {"steps": steps[first : first + 4]} for first in range(0, 6, 2)]
+    begins(admin, *pages, *pages[-1:], update("done") | {"steps": steps[6:]})
+    assert run(admin, "load", "m") == 0
+    told = capsys.readouterr().out.splitlines()[:-1]
+    assert told == [f"    1.500 s  load t{number}:80: Triton says that it is ready" for number in range(10)]
+
+
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
