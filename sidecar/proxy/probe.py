@@ -92,7 +92,7 @@ class Probe:
         # An answer that is no stream is told by its end alone, and that has a deadline.
         most_s = min(times.total_s, times.first_token_s + PROBE_S) if call.stream else times.total_s
         until = self._clock() + most_s
-        translation = self._translation
+        translation, self._translation = self._translation, None  # what it asks need not be kept
         # The attempt knows us and we not the attempt: a circle would be left to the garbage collector.
         if translation is not None and translation.translates(node):
             try:
