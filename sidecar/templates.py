@@ -70,11 +70,12 @@ class Templates:
         return None if found is None else found.template
 
     def why_not(self, path: str) -> str:
-        """Why `of` gives None, in words for whoever asked for a chat."""
-        found = self._found.get(path)
-        if found is not None and found.why:
-            return f"its chat_template {path}: {found.why}"
-        return f"its chat_template {path} has not been read" if path else "its endpoint has no chat_template"
+        """Why `of` gives None, in words for whoever asked for a chat: a client, who is told of no files."""
+        if not path:
+            return "its endpoint has no chat_template"
+        if path in self._found:
+            return "its chat_template cannot be used; the sidecar's log says why"
+        return "its chat_template has not been read yet"
 
     def awaits(self, path: str) -> bool:
         """Whether it is in force, and being read."""

@@ -425,7 +425,7 @@ class OnDisk:
         return None
 
     def why_not(self, path: str) -> str:
-        return f"its chat_template {path} has not been read" if path else "its endpoint has no chat_template"
+        return "its chat_template has not been read yet" if path else "its endpoint has no chat_template"
 
     def awaits(self, path: str) -> bool:
         return self.reading and path == "/t"
@@ -443,7 +443,7 @@ async def test_a_chat_whose_template_is_being_read_may_come_again(templates: tup
         found = proxy.running.pipeline.templates = OnDisk()
         got = await proxy.once(chat(stream=False))
         assert refusal(got)[:2] == (503, "no_endpoint")
-        assert b"/t has not been read" in got.body
+        assert b"has not been read yet" in got.body
         assert got.header(b"retry-after") == b"1"
         assert (await proxy.once(completion(stream=False))).status == 200
         assert refusal(await proxy.once(completion(stream=False, n=2)))[:2] == (400, "unsupported")
