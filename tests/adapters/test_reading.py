@@ -1,6 +1,7 @@
 """What every translated answer has in common, by the example of Triton's: one that is compiled has no other heirs."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -229,6 +230,19 @@ def test_what_is_held_is_bounded(stream: bool) -> None:
         502,
         f"the engine's answer exceeds {MAX_BODY} bytes",
     )
+
+
+def test_what_is_collected_weighs_what_it_says() -> None:
+    reading = TRITON.reading(wish(stream=False))
+    reading.head(200, SSE)
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            reading.feed(events("+token") * 500)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 3 * 10_000 * len("token")
 
 
 def test_what_is_collected_is_bounded_and_what_is_passed_on_is_not() -> None:
