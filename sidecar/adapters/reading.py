@@ -210,7 +210,7 @@ class Reading:
         prompt_tokens = self.prompt_tokens if self.prompt_tokens >= 0 else estimated_tokens(self.ask)
         completion_tokens = self.completion_tokens if self.completion_tokens >= 0 else self.tokens
         chunks, ask = self.chunks, self.ask
-        text = b'"%b"' % self._text
+        text = b'"%b"' % bytes(self._text)
         if not ask.stream:
             self.status = 200
             self._out.append(chunks.whole(text, self.finish_reason, prompt_tokens, completion_tokens))
