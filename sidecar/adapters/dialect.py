@@ -24,8 +24,8 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 class Signs(msgspec.Struct, frozen=True, gc=False):
     """Whether an engine gets anywhere with its requests.
 
-    `mark`: numbers of which one moves, at least, while it does; empty: it tells none. `asleep`: it says that it answers
-    nobody until it is woken.
+    `mark`: numbers of which one moves, at least, while it does, the first with every token; empty: it tells none.
+    `asleep`: it says that it answers nobody until it is woken.
     """
 
     mark: tuple[float, ...]

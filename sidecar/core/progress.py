@@ -21,9 +21,13 @@ ASLEEP_READINGS: Final = 2
 
 
 class Progress:
-    """One engine. `moved_at`: when it last got anywhere, as far as is known; -infinity while it never did."""
+    """One engine. `moved_at`: when it last got anywhere, as far as is known; -infinity while it never did.
 
-    __slots__ = ("_asleep", "_mark", "_quiet_s", "_read_at", "_stalled_s", "_told_s", "_worked", "moved_at")
+    `gave_at`: when it last gave somebody something, by the first of its numbers; requests that come and go may move the
+    others.
+    """
+
+    __slots__ = ("_asleep", "_mark", "_quiet_s", "_read_at", "_stalled_s", "_told_s", "_worked", "gave_at", "moved_at")
 
     def __init__(self, stalled_s: float) -> None:
         self._stalled_s = stalled_s
@@ -34,6 +38,7 @@ class Progress:
         self._asleep = 0
         self._worked = False  # the last reading found work
         self.moved_at = float("-inf")
+        self.gave_at = float("-inf")
 
     @property
     def hangs(self) -> bool:
@@ -43,8 +48,8 @@ class Progress:
     def read(self, requests: int, mark: tuple[float, ...], asleep: bool, interval_s: float, now: float) -> str:
         """What a page said; what is wrong in words, "" while nothing is, or nothing new.
 
-        `requests`: those in it, waiting ones too. `mark`: numbers of which one moves while it gets anywhere; empty: it
-        tells none.
+        `requests`: those in it, waiting ones too. `mark`: numbers of which one moves while it gets anywhere, the
+        first with what it gives; empty: it tells none.
         """
         since_s = 0.0 if self._read_at is None else min(max(0.0, now - self._read_at), MOST_INTERVALS * interval_s)
         self._read_at = now
@@ -60,6 +65,8 @@ class Progress:
         if mark != self._mark or not mark:
             if mark and self._mark:
                 self.moved_at = now
+                if mark[0] != self._mark[0]:
+                    self.gave_at = now
             self._mark = mark
             self._quiet_s = self._told_s = 0.0
             return ""

@@ -70,6 +70,7 @@ class Engine:
         self._left = asyncio.Event()
         self._serving = False
         self._running = 0
+        self._cached = 0
         self._struck = 0
         self._spared = 0
         self._ids = 0
@@ -277,7 +278,6 @@ class Engine:
         reply = Reply(self, connection, request, shape(spec), spec, script, fault, stream=stream)
         connection.pending = reply
         counters.live += 1
-        counters.prompt_tokens += spec.prompt_tokens
         delay_s = script.first_token_after_s(request_id, spec.prompt_tokens, counters.live - 1)
         if not script.slots or self._running < script.slots:
             self._run(reply, delay_s)
@@ -296,6 +296,11 @@ class Engine:
         """Loop time, s."""
         return self._loop.time()
 
+    def begun(self, prompt_tokens: int) -> None:
+        """Count a prompt that is being read."""
+        self.counters.prompt_tokens += prompt_tokens
+        self._cached += 1
+
     def token_sent(self, tokens: int) -> None:
         """Count tokens that went out."""
         self.counters.tokens += tokens
@@ -310,6 +315,9 @@ class Engine:
             counters.struck += 1
         else:
             counters.aborted += 1
+        if reply.cached:
+            reply.cached = False
+            self._cached -= 1
         if reply.running:
             reply.running = False
             self._running -= 1
@@ -417,7 +425,7 @@ class Engine:
             b"# TYPE vllm:num_requests_waiting gauge",
             b"vllm:num_requests_waiting%b} %d.0" % (label, counters.waiting),
             b"# TYPE vllm:kv_cache_usage_perc gauge",
-            b"vllm:kv_cache_usage_perc%b} %.3f" % (label, min(1.0, (counters.live - counters.waiting) / 256)),
+            b"vllm:kv_cache_usage_perc%b} %.3f" % (label, min(1.0, self._cached / 256)),
             b"# TYPE vllm:prompt_tokens_total counter",
             b"vllm:prompt_tokens_total%b} %d.0" % (label, counters.prompt_tokens),
             b"# TYPE vllm:generation_tokens_total counter",

@@ -61,6 +61,9 @@ class House(Protocol):
     def now(self) -> float:
         """Loop time, s."""
 
+    def begun(self, prompt_tokens: int) -> None:
+        """A prompt is being read, and takes its place in the cache: what hangs or fails at once never does."""
+
     def token_sent(self, tokens: int) -> None:
         """Count tokens that went out."""
 
@@ -89,6 +92,7 @@ class Reply:
         "_shape",
         "_spec",
         "_stream",
+        "cached",
         "running",
     )
 
@@ -122,6 +126,7 @@ class Reply:
         self._over = False
         self._parked = False
         self.running = False
+        self.cached = False
 
     def start(self, now: float, delay_s: float) -> None:
         """Begin; the first token is due `delay_s` from now."""
@@ -130,6 +135,8 @@ class Reply:
         fault = self._fault
         if fault is not None and self._struck_at_start(fault, now):
             return
+        self.cached = True
+        self._house.begun(self._spec.prompt_tokens)
         if fault is not None and fault.kind is Kind.SLOW:
             delay_s *= fault.factor
             self._gap *= fault.factor

@@ -187,7 +187,7 @@ class Trust:
             self._failures = 0
             self._wait(now)
         elif self._due > -inf and self._works_for_others(now):
-            self._wait(self._progress.moved_at)
+            self._wait(self._progress.gave_at)
         else:
             self._wait(now)
             self._send(self._models())
@@ -196,7 +196,7 @@ class Trust:
         rule = self._rule
         # What moved right after a canary was the canary.
         ours_until = self._sent_at + MOST_INTERVALS * rule.interval_s
-        return self._progress.moved_at > max(now - rule.canary_interval_s, ours_until)
+        return self._progress.gave_at > max(now - rule.canary_interval_s, ours_until)
 
     def _probe(self, now: float) -> None:
         models = tuple([model for model in self._models() if self._owes(model)])

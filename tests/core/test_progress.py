@@ -50,6 +50,15 @@ def test_any_number_that_moves_is_progress() -> None:
     assert engine.progress.moved_at == engine.now - 10
 
 
+def test_what_it_gave_is_told_by_the_first_number() -> None:
+    engine = Engine()
+    engine.read(1, 7.0, 0.5, times=2)
+    engine.read(1, 7.0, 0.6)
+    assert (engine.progress.moved_at, engine.progress.gave_at) == (engine.now, float("-inf"))
+    engine.read(1, 8.0, 0.6)
+    assert engine.progress.gave_at == engine.now
+
+
 def test_an_idle_engine_is_never_told() -> None:
     engine = Engine()
     assert engine.read(0, 7.0, times=10_000) == []

@@ -58,3 +58,29 @@ async def test_a_dead_engine_is_everybody_s_and_comes_back_without_a_request(tmp
             metrics = (await pod.page(b"/metrics")).body.decode()
             assert "sidecar_health_canaries_total{" in metrics
             assert "sidecar_requests_total{" not in metrics and "sidecar_attempts_total{" not in metrics
+
+
+async def test_while_the_log_is_away_each_finds_out_by_itself(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(valkey(tmp_path / "server"))
+        engines = [await stack.enter_async_context(Engine(Script(models=("m",)))) for _ in range(3)]
+        plan = service(
+            *[Endpoint(url=engine.url) for engine in engines],
+            health_check=TRUTH,
+            breakers=replace(node_breaker(), node=RULE),
+            shared=Shared(quorum=2),
+        )
+        three = await stack.enter_async_context(pods([server.url] * 3, plan, tmp_path))
+        await eventually(lambda: all(pod.running.logbook.replica.members == 3 for pod in three), "all to be there")
+        sick = engines[1]
+        sick.fail(Fault(kind=Kind.STATUS, status=500))
+        await eventually(
+            lambda: all(breaker(pod, sick)[:2] == (State.OPEN, True) for pod in three), "all to agree that it is open"
+        )
+        await server.kill()
+        await eventually(lambda: not any(breaker(pod, sick)[1] for pod in three), "each to be alone")
+        for _ in range(2):
+            sick.heal()
+            await eventually(lambda: all(breaker(pod, sick)[0] is State.CLOSED for pod in three), "each to close it")
+            sick.fail(Fault(kind=Kind.STATUS, status=500))
+            await eventually(lambda: all(breaker(pod, sick)[0] is State.OPEN for pod in three), "each to open it")

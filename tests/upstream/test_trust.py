@@ -47,6 +47,7 @@ class Model:
         self.state = "well"
         self.running = 0
         self.tokens = 100
+        self.cache = 0.0
         self.pages = True
         self.parts: tuple[str, ...] = ()
         """Other models of the same Triton, which are none of language."""
@@ -65,7 +66,8 @@ class Model:
             link.answer(
                 200,
                 b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\nvllm:generation_tokens_total %d\n"
-                b'vllm:engine_sleep_state{sleep_state="awake"} %d\n' % (self.running, self.tokens, awake),
+                b"vllm:kv_cache_usage_perc %f\n"
+                b'vllm:engine_sleep_state{sleep_state="awake"} %d\n' % (self.running, self.tokens, self.cache, awake),
             )
         elif path == "/v1/models":
             link.answer(200, b'{"data":[{"id":"tiny"}]}')
@@ -523,6 +525,14 @@ def test_an_engine_that_works_for_others_is_asked_for_nothing() -> None:
     bed.model.running = 3
     bed.go(600)
     assert bed.canaries == 0
+
+
+def test_requests_that_only_come_and_go_are_no_work() -> None:
+    bed = vllm()
+    for _ in range(int(4 * CANARY_S)):
+        bed.model.cache = 0.5 - bed.model.cache  # other sidecars' canaries, say, that fail
+        bed.go(1)
+    assert bed.canaries >= 3
 
 
 def test_a_canary_that_waits_behind_others_is_no_evidence() -> None:
