@@ -310,7 +310,23 @@ def _notes(update: UpdateTold) -> list[str]:
             f"interrupted at step {update.step}{where}: {update.on} is no longer at it. What it did not come to has its"
             " old model; ask again to go on"
         )
-    return notes + [_step_words(each).strip() for each in update.steps]
+    if update.phase in ("interrupted", "stuck"):
+        for place in _resting(update):
+            notes.append(
+                f"{place} was left out of rotation: sidecar breakers close node {place} brings it back with what it has"
+            )
+    return [printable(note) for note in notes] + [_step_words(each).strip() for each in update.steps]
+
+
+def _resting(update: UpdateTold) -> list[str]:
+    """The endpoints that were taken out of rotation and not brought back."""
+    resting: dict[str, None] = {}
+    for each in update.steps:
+        if each.result == "done" and each.step in ("rest", "undo_rest"):
+            resting[each.endpoint] = None
+        elif each.result == "done" and each.step in ("weights", "undo_weights"):
+            resting.pop(each.endpoint, None)
+    return list(resting)
 
 
 def _step_words(step: StepTold) -> str:

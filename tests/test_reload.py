@@ -234,6 +234,17 @@ def test_how_it_stands(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None
     assert run(admin, "status", "none") == 1
 
 
+def test_who_was_left_out_of_rotation_is_told(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    went = [("rest", "a:80"), ("weights", "a:80"), ("rest", "b:80"), ("load", "b:80")]
+    steps = [{"step": step, "endpoint": place, "result": "done"} for step, place in went]
+    for phase, told in (("interrupted", True), ("stuck", True), ("done", False)):
+        admin.says("/models", [update(phase, why="\x1b[31m") | {"steps": steps}])
+        assert run(admin, "status") == 0
+        said = capsys.readouterr().out
+        assert ("sidecar breakers close node b:80" in said) is told
+        assert "close node a:80" not in said and "\x1b" not in said
+
+
 def test_one_that_runs_may_be_watched(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     admin.says("/models", [update(steps=0), update("done", service="other")])
     admin.says("/models/chat", update(), update("done", 2))

@@ -370,7 +370,10 @@ class Sleep:
     def _asleep(self, answers: Sequence[Answer]) -> Outcome:
         if answers[0].status != 200:
             return Failed(DEV_MODE if answers[0].status == 404 else _words(answers[0]))
-        return Done(f"it is asleep, level {self._level}") if _asleep(answers[-1]) else Again("it is still awake")
+        if not _asleep(answers[-1]):
+            return Again("it is still awake")
+        lost = ": it wakes up without its weights" if self._level == 2 else ""
+        return Done(f"it is asleep, level {self._level}{lost}")
 
 
 class Apart:
@@ -492,7 +495,10 @@ def _asleep(answer: Answer) -> bool | None:
 def _was_reset(answers: Sequence[Answer]) -> Outcome:
     answer = answers[0]
     told: _Success | None = _read(_Success, answer.body)
-    if answer.status == 200 and (told is None or told.success):
+    if answer.status == 200 and told is None:
+        # So did releases that told nothing.
+        return Done("it was told to reset its prefix cache, and does not say whether it did")
+    if answer.status == 200 and told is not None and told.success:
         return Done("the prefix cache was reset")
     # Blocks that a request holds cannot be freed.
     return Again("the prefix cache is in use") if answer.status == 200 else Failed(_words(answer))

@@ -8,6 +8,7 @@
 4. What would leave nobody to serve is refused, unless that is said to be wanted.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final, Protocol
 
@@ -30,6 +31,8 @@ MAX_TEXT: Final = 4096
 MAX_CONFIG: Final = 1 << 20
 MAX_TOKENS: Final = 1024
 MAX_DEADLINE_S: Final = 7 * 86_400.0
+
+_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 _LEAVES: Final[dict[Leaving, tuple[Engine, str]]] = {
     "unload": ("triton", "generate"),
@@ -287,6 +290,14 @@ def _deadlines(wanted: Wanted, service: ServiceState) -> dict[str, float]:
     return {"drain": float(service.policy.deadlines.total_s) + SLACK_S, **wanted.deadlines}
 
 
+def _is_object(text: str) -> bool:
+    try:
+        msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
 def _wrong(wanted: Wanted) -> str:
     """What is wrong with it by itself; empty: nothing."""
     canary = wanted.canary
@@ -308,6 +319,10 @@ def _wrong(wanted: Wanted) -> str:
         return f"path, prompt and expect have up to {MAX_TEXT} characters"
     if len(wanted.config) > MAX_CONFIG:
         return f"a config has up to {MAX_CONFIG} characters"
+    if wanted.config and not _is_object(wanted.config):
+        return "a config is a JSON object"
+    if wanted.model_version and not _NUMBER.fullmatch(wanted.model_version):
+        return f"a model_version is a number, and not {wanted.model_version[:20]!r}"
     if not 1 <= canary.max_tokens <= MAX_TOKENS:
         return f"a canary has 1 to {MAX_TOKENS} tokens"
     if not canary.prompt:
