@@ -416,7 +416,11 @@ class HotUpdates:
         outcome = await self._sent(running, node, errand)
         if isinstance(outcome, Done) and node.models is not None and asked.kind in ("repository", "adapter"):
             # Sooner than it is asked for its models the next time.
-            if task.step == "ready" and not task.undo:
+            if node.endpoint.engine_model:
+                # Clients have other names for it: it serves what the policy says, or nothing.
+                if task.step == "ready" and not task.undo and node.endpoint.engine_model == asked.model:
+                    node.models = None
+            elif task.step == "ready" and not task.undo:
                 node.models = node.models | {asked.model}
             elif task.step == "unload":
                 node.models = node.models - {asked.model}

@@ -384,6 +384,16 @@ async def test_triton_unloads_when_the_index_says_so() -> None:
     assert engines[1].served["m"] == {"1": " old"}
 
 
+async def test_a_model_that_clients_call_otherwise_serves_again_once_it_is_loaded() -> None:
+    pod, _ = triton()
+    [fresh] = [replace(endpoint, engine_model="m") for endpoint in pod.policy.endpoints[:1]]
+    pod.policy = replace(pod.policy, endpoints=(fresh, pod.policy.endpoints[1]))
+    pod.fleet.apply(Snapshot(version=2, services=(pod.policy,)), pod.clock.now)
+    pod.node("t0:80").models = pod.node("t1:80").models = frozenset()  # none was ready when they were last asked
+    assert (await pod.does(RELOAD)).phase == "done"
+    assert (pod.node("t0:80").models, pod.node("t1:80").models) == (None, frozenset({"m"}))
+
+
 async def test_a_model_that_is_not_in_the_repository() -> None:
     pod, _ = triton(1)
     progress = await pod.does(replace(RELOAD, model="nope", service=NAME))
