@@ -101,8 +101,9 @@ def read_error(body: bytes, *, soft: bool = True) -> AnswerError | None:
     text = body.strip()
     if soft and text.startswith((b"data:", b"event:")):
         # A stream whose first event failed: the status was changed, the media type was not.
-        lines = [line[5:].strip() for line in text.splitlines() if line.startswith(b"data:")]
-        text = lines[0] if lines else text
+        lines = text.replace(b"\r", b"\n")
+        _, found, rest = (b"\n" + lines).partition(b"\ndata:")
+        text = rest.partition(b"\n")[0].strip() if found else text
     try:
         parsed = python_json(text)
     except (ValueError, RecursionError):

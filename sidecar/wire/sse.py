@@ -170,6 +170,7 @@ class SseReader:
     def _event(self, block: bytes, events: list[Event], *, count: bool = True) -> None:
         kind = b""
         data: bytes | None = None
+        more: list[bytes] | None = None
         for line in block.split(b"\n"):
             if line[:5] == b"data:":
                 value = line[6:] if line[5:6] == b" " else line[5:]
@@ -187,7 +188,14 @@ class SseReader:
                 continue
             else:
                 continue
-            # Many `data` lines are rare and few; a list would be paid by every event that has one.
-            data = value if data is None else b"%b\n%b" % (data, value)
+            # Many `data` lines are rare: a list is for those alone. But they may be as many as fit into an event.
+            if data is None:
+                data = value
+            elif more is None:
+                more = [data, value]
+            else:
+                more.append(value)
+        if more is not None:
+            data = b"\n".join(more)
         if data is not None:
             events.append((kind, data))

@@ -234,6 +234,9 @@ def test_usage_in_floats_is_read() -> None:
         (b"[1]", "[1]"),
         (b'event: error\ndata: {"error": "m"}\n\n', "m"),
         (b"data: it broke\n\n", "it broke"),
+        (b"event: error\r\rdata: it broke\rdata: twice", "it broke"),
+        (b"event: data: x", "event: data: x"),
+        (b"data: it broke" + b"\na" * 1000, "it broke"),
         (b"event: error\n\n", "event: error"),
     ],
 )

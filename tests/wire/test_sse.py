@@ -1,6 +1,7 @@
 """The event-stream reader against the standard's rules, its own fast path and every split."""
 
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -171,6 +172,19 @@ def test_an_event_over_the_limit_is_dropped_whole_and_counted(size: int, fits: b
     assert reader.feed(long + end) == ([(b"", long[6:])] if fits else [])
     assert reader.feed(b"event: e\n" + long + end) == []
     assert reader.oversized == (1 if fits else 3)
+
+
+def test_an_event_of_many_lines_costs_what_they_cost_apart() -> None:
+    lines = b"data:a\n" * 8000
+
+    def took_s(data: bytes) -> float:
+        begun = time.process_time()
+        assert SseReader().feed(data)
+        return time.process_time() - begun
+
+    one, many = lines * 16 + b"\n", (lines + b"\n") * 16
+    assert SseReader().feed(one) == [(b"", b"\n".join([b"a"] * 128_000))]
+    assert min(took_s(one) for _ in range(3)) < 4 * min(took_s(many) for _ in range(3))
 
 
 def test_an_event_that_is_being_dropped_is_pending() -> None:
