@@ -157,8 +157,11 @@ class HotUpdates:
     def stop(self) -> None:
         """Leave what is under way where it is: soon all say that it was interrupted."""
         for running in self._running.values():
-            if running.task is not None:
-                running.task.cancel()
+            if running.task is not None and running.task.cancel():
+                asked = running.update.asked
+                self._say(
+                    "warning", "model_update_interrupted", service=asked.service, id=running.update.id, **_told(asked)
+                )
 
     async def beat(self) -> None:
         """Renews the word of every update under way here."""
@@ -422,7 +425,7 @@ class HotUpdates:
                     node.models = None
             elif task.step == "ready" and not task.undo:
                 node.models = node.models | {asked.model}
-            elif task.step == "unload":
+            elif task.step == "unload" or (task.step == "revert" and not before.loaded):
                 node.models = node.models - {asked.model}
         return outcome
 

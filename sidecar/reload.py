@@ -340,7 +340,7 @@ def _end_words(update: UpdateTold) -> str:
     said = {
         "done": "the new model serves" if update.action == "load" else "it is unloaded",
         "unfinished": "the new model serves, and the old one is not gone",
-        "failed": "the old model serves",
+        "failed": "the old model serves" if update.action == "load" else "what was not unloaded serves on",
         "stuck": "it failed, and could not be undone",
         "interrupted": f"its sidecar is gone, at step {update.step}",
     }.get(update.phase, update.phase)

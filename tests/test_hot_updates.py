@@ -434,6 +434,9 @@ async def test_a_new_adapter_needs_nobody_to_make_room() -> None:
     assert (progress.phase, engines[0].adapters) == ("done", {"l1": "/old"})
     assert pod.node("v0:80").models == frozenset({"tiny", "l1"})
     assert (await pod.does(Wanted(model="l2", action="unload", kind="adapter", service=NAME))).phase == "done"
+    engines[0].texts["/new"] = " Rome"
+    assert (await pod.does(replace(ADAPTER, model="l2", service=NAME))).phase == "failed"
+    assert pod.node("v0:80").models == frozenset({"tiny", "l1"}), "clients are sent to an adapter that is gone"
 
 
 MISSING = error(404, "NotFoundError", "Loading lora l1 failed: No adapter found for /new")
@@ -807,6 +810,17 @@ async def test_a_beat_keeps_the_word_good() -> None:
         assert pod.progress.until_us >= until_us + 30_000_000
     await updates.beat()
     assert pod.progress.phase == "done"
+
+
+async def test_who_is_stopped_says_what_it_leaves() -> None:
+    pod, engines = triton()
+    engines[0].break_at("/load", HANGS)
+    async with asyncio.TaskGroup() as tasks:
+        updates = pod.conductor(tasks)
+        pod.clock.between.append(updates.stop)
+        await updates.begin(RELOAD)
+    assert ("warning", "model_update_interrupted") in [line[:2] for line in pod.lines]
+    assert (pod.progress.phase, pod.progress.step) == ("running", "load")
 
 
 async def test_a_fault_of_ours_undoes_what_was_done_and_hurts_nobody() -> None:

@@ -572,6 +572,8 @@ class Breaker:
         moved: Transition | None = None
         if not same:
             moved = self._move(_AGREED[state], now, agreed.why, agreed.evidence, agreed.by, agreed=True)
+        elif held:
+            self.by = agreed.by  # an order in the place of another
         self.since = agreed.since
         self._held = held
         self._held_until = agreed.held_until

@@ -181,6 +181,10 @@ def _in_place(wanted: Wanted, service: ServiceState, now: float) -> Asked | Refu
 
 def _version(wanted: Wanted, service: ServiceState, table: Table | None) -> Asked | Refused:
     name = wanted.version
+    rollout = None if table is None else table.rollout
+    if rollout is not None and rollout.live:
+        said = f"version {rollout.version!r} of {service.name} is a canary on its way ({rollout.phase})"
+        return Refused("conflict", f"{said}: promote or abort it first")
     weights = (table if table is not None and table.versions else started(service.policy)).weights
     mine = [node for node in service.nodes.values() if node.version == name and not node.draining]
     targets: tuple[Target, ...] = ()

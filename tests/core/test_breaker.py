@@ -972,6 +972,13 @@ def test_a_probe_that_nobody_used_can_be_taken_back_once() -> None:
     assert not breaker.take_back(2)
 
 
+def test_an_order_in_the_place_of_another_is_that_of_who_gave_it_last() -> None:
+    breaker = breaker_of(rule_of())
+    breaker.adopt(agreed_on(OPEN, held_until=math.inf, by="ann"), Library(), 5.0)
+    assert breaker.adopt(agreed_on(OPEN, version=2, held_until=math.inf, by="bob"), Library(), 6.0) is None
+    assert (breaker.held_open, breaker.by) == (True, "bob")
+
+
 def test_what_it_trips_itself_is_its_own_until_the_others_agree() -> None:
     breaker, library = breaker_of(rule_of(consecutive=2)), Library()
     feed(breaker, [F] * 2)

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from sidecar.core.breaker import Scope
 from sidecar.core.fleet import Fleet
 from sidecar.core.hot_plan import _LEAVES, SLACK_S, Wanted, others_serve, planned
-from sidecar.core.hot_update import Asked, Canary, Leaving
+from sidecar.core.hot_update import Action, Asked, Canary, Leaving
 from sidecar.core.revise import Refused
 from sidecar.core.service import ServiceState
-from sidecar.core.table import PARTS, Plan, Step, Table, Target, Version
+from sidecar.core.table import PARTS, Plan, Rollout, Step, Table, Target, Version
 from sidecar.policy.schema import Deadlines, Endpoint, Seconds, Service, Snapshot
 
 RELOAD = Wanted(model="m", action="load", kind="repository", by="ann")
@@ -169,6 +169,15 @@ def test_endpoints_of_a_version_that_are_new() -> None:
 def test_versions_that_cannot(wanted: Wanted, code: str, words: str) -> None:
     said = refused(wanted, sides())
     assert said.code == code and words in said.message
+
+
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_a_canary_that_is_on_its_way_is_not_pushed_aside(action: Action) -> None:
+    rollout = Rollout("r1", "v3", Plan("v1", (Step(PARTS, 1.0, 1),)), 0, "held")
+    table = Table("chat", (Version("v1", PARTS), Version("v2", 0), Version("v3", 0)), rollout=rollout)
+    said = refused(replace(MOVE, action=action), sides(), table)
+    assert said.code == "conflict" and "version 'v3' of chat is a canary on its way (held)" in said.message
+    assert asked(MOVE, sides(), replace(table, rollout=replace(rollout, phase="aborted")))
 
 
 def test_a_table_that_stands_says_who_has_traffic() -> None:
