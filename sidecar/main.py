@@ -302,7 +302,6 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 recorder=recorder,
                 successes=lambda node: metrics.successes(node.service, node.version, node.key),
                 members=lambda: replica.members,
-                wall=time.time,
             )
             beside = [
                 tasks.create_task(_sweep(pool, loop.time)),

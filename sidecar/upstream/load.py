@@ -56,7 +56,7 @@ class LoadReader:
     """Polls every node of every service whose `health_check.mode` is not `off`.
 
     `recorder` hears of breakers that it moves and of canaries; `successes` says how many requests a node has answered
-    well, `members` how many sidecars share their canaries, `wall` seconds since the epoch.
+    well, `members` how many sidecars share their canaries.
     """
 
     def __init__(
@@ -68,10 +68,9 @@ class LoadReader:
         recorder: HealthRecorder,
         successes: Callable[[Node], int],
         members: Callable[[], int],
-        wall: Callable[[], float],
     ) -> None:
         self.watchdog = Watchdog(timers)
-        self.means = Means(fleet, connector, timers, self.watchdog, recorder, successes, members, wall)
+        self.means = Means(fleet, connector, timers, self.watchdog, recorder, successes, members)
         self._fleet = fleet
         self._timers = timers
         self._followed = -1

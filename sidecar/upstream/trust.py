@@ -58,10 +58,10 @@ class Means:
     """What all of them share.
 
     `recorder` hears of breakers that they move and of canaries; `successes` says how many requests a node has answered
-    well, `members` how many sidecars share their canaries, `wall` seconds since the epoch.
+    well, `members` how many sidecars share their canaries.
     """
 
-    __slots__ = ("connector", "fleet", "members", "recorder", "successes", "timers", "wall", "watchdog")
+    __slots__ = ("connector", "fleet", "members", "recorder", "successes", "timers", "watchdog")
 
     def __init__(
         self,
@@ -72,7 +72,6 @@ class Means:
         recorder: HealthRecorder,
         successes: Callable[[Node], int],
         members: Callable[[], int],
-        wall: Callable[[], float],
     ) -> None:
         self.fleet = fleet
         self.connector = connector
@@ -81,7 +80,6 @@ class Means:
         self.recorder = recorder
         self.successes = successes
         self.members = members
-        self.wall = wall
 
 
 class Trust:
@@ -246,7 +244,8 @@ class Trust:
             means.recorder.canary_refused(node, f"{status}{attempt.detail[:200]}".rstrip())
         self._refused = refused
         if result is Result.OVERLOADED:
-            self._service.overloaded(node, attempt.retry_after_s(means.wall()), now)
+            # Not for as long as it says: that may be of those who have no key, and no client would find out.
+            self._service.overloaded(node, None, now)
         if self._permit is not None:
             self._failures = 0
             if result is not Result.SUCCESS and result is not Result.FAILURE:

@@ -50,12 +50,13 @@ class FakeLink:
         self.sent = head
         self.body = body
 
-    def answer(self, status: int, *parts: bytes, media: bytes = b"text/plain") -> None:
+    def answer(self, status: int, *parts: bytes, media: bytes = b"text/plain", wait_s: int = 0) -> None:
         """A whole answer, as far as its reader lets it come."""
         sink = self.sink
         assert sink is not None
         self.received = True
-        sink.on_head(ResponseHead(status, b"", [], media, None, False, b""))
+        retry_after = ((b"retry-after", b"%d" % wait_s),) if wait_s else ()
+        sink.on_head(ResponseHead(status, b"", [], media, None, False, b"", retry_after))
         for part in parts:
             if self.sink is None:
                 return
@@ -169,7 +170,6 @@ class Bench:
             recorder=heard,
             successes=lambda node: heard.successes,
             members=lambda: heard.members,
-            wall=lambda: 1_800_000_000.0,
         )
         self.apply(*services)
 

@@ -99,7 +99,7 @@ class Model:
         elif self.state == "refuses":
             link.answer(404, b'{"error":{"message":"no such model","type":"NotFoundError","code":404}}', media=JSON)
         elif self.state == "full":
-            link.answer(429, b"{}", media=JSON)
+            link.answer(429, b"{}", media=JSON, wait_s=60)
 
 
 class Sickbed(Bench):
@@ -351,6 +351,14 @@ def test_answers_that_are_no_evidence_open_nothing(state: str) -> None:
     assert bed.canaries >= 9
     assert (bed.node().overload_until > bed.clock.now - CANARY_S) is (state == "full")
     assert bed.heard.refused == (["404 no such model"] if state == "refuses" else [])  # once, and not with every one
+
+
+def test_who_says_that_he_is_full_is_left_to_clients_again_soon() -> None:
+    bed = vllm()
+    bed.model.state = "full"
+    before = bed.canaries
+    bed.go(60, lambda: bed.canaries > before)
+    assert bed.clock.now < bed.node().overload_until <= bed.clock.now + 1  # and not for a minute
 
 
 def test_a_refusal_is_told_again_after_another_answer() -> None:
