@@ -204,7 +204,8 @@ def _values_in(data: bytes) -> int:
 def needs_of(api: Api, n: int, body: Body | None) -> frozenset[str]:
     """What an engine must be able to do beyond one answer in text, by the names of the fields that ask for it.
 
-    An API that is neither chat nor completions (`body` None) is a need itself: `responses`, `messages`, `embeddings`.
+    An API that is neither chat nor completions (`body` None) is a need itself: `responses`, `messages`, `embeddings`,
+    `other`.
     """
     if body is None:
         return frozenset({api.value})

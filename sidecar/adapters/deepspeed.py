@@ -81,6 +81,8 @@ LACKS: Final[Mapping[str, str]] = MappingProxyType(
         "responses": "it has no Responses API",
         "messages": "it has no Messages API",
         "embeddings": "it makes no embeddings",
+        "other": "it has none of vLLM's other paths",
+        "generate": "it has no such path",
     }
 )
 """What none of the fronts can, by the need."""
@@ -134,7 +136,9 @@ class MiiApiServer:
 
     name = "DeepSpeed-MII's api_server"
     applies_template = False
-    lacks = MappingProxyType({**LACKS, "ignore_eos": _NEVER_IGNORES_EOS})
+    lacks = MappingProxyType(
+        {name: why for name, why in LACKS.items() if name != "generate"} | {"ignore_eos": _NEVER_IGNORES_EOS}
+    )
 
     def outgoing(self, ask: Ask) -> Outgoing:
         """See `Translator`."""

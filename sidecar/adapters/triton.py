@@ -69,6 +69,8 @@ LACKS: Final[Mapping[str, str]] = MappingProxyType(
         "responses": "it has no Responses API",
         "messages": "it has no Messages API",
         "embeddings": "it has no embeddings API",
+        "other": "it has none of vLLM's other paths",
+        "generate": "it has no such path",
     }
 )
 

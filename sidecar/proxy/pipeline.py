@@ -392,7 +392,12 @@ class Exchange:
         if translation is None:
             pipeline = self._pipeline
             translation = self._translation = Translation(
-                call, self._request.body, self._request_id.decode(), int(pipeline.now_wall()), pipeline.templates
+                call,
+                self._request.body,
+                self._request_id.decode(),
+                int(pipeline.now_wall()),
+                pipeline.templates,
+                self._request.path,
             )
         for key in translation.barred(service):
             if key not in self._tried:

@@ -34,7 +34,8 @@ from sidecar.wire.refusal import PHRASES
 
 _CHAT: Final = Api.CHAT
 _COMPLETIONS: Final = Api.COMPLETIONS
-_OTHER: Final = Api.OTHER
+_GENERATE: Final = b"/generate"
+_GENERATES: Final = frozenset({"generate"})
 _WAITING: Final = Phase.WAITING
 _DONE: Final = Phase.DONE
 
@@ -62,7 +63,9 @@ class Translation:
         "why",
     )
 
-    def __init__(self, call: Call, data: bytes, request_id: str, created: int, templates: Templates) -> None:
+    def __init__(
+        self, call: Call, data: bytes, request_id: str, created: int, templates: Templates, path: bytes = b""
+    ) -> None:
         self._call = call
         self._request_id = request_id
         self._created = created
@@ -85,12 +88,12 @@ class Translation:
                 elif call.api is _COMPLETIONS and body.prompt is None:
                     self._unreadable = "prompt: is missing"
         self._needs = needs_of(call.api, call.n, self._body) if not self._unreadable else frozenset[str]()
+        if path == _GENERATE:
+            self._needs = _GENERATES  # vLLM had it once, MII's api_server has nothing else
 
     def barred(self, service: ServiceState) -> list[EndpointKey]:
         """The endpoints of `service` that cannot be asked this."""
         barred: list[EndpointKey] = []
-        if self._call.api is _OTHER:
-            return barred  # an engine's own paths go by as they are
         for (engine, front, template), keys in service.foreign.items():
             if not self._can(TRANSLATORS[(engine, front)], template):
                 barred.extend(keys)
@@ -120,8 +123,6 @@ class Translation:
 
     def bars_all(self, service: ServiceState) -> bool:
         """Whether nobody in `service` who has the model can be asked this; `why` speaks of those."""
-        if self._call.api is _OTHER:
-            return False
         serving = {node.key for node in service.pool(self._call.model, None).nodes}
         left = len(serving)
         self._awaited = False

@@ -155,7 +155,7 @@ def test_needs_are_what_would_change_the_answer(members: dict[str, object], need
     assert needs_of(Api.COMPLETIONS, 2, read) == needs | {"n"}
 
 
-@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES, Api.EMBEDDINGS])
+@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES, Api.EMBEDDINGS, Api.OTHER])
 def test_another_api_is_a_need_itself(api: Api) -> None:
     assert needs_of(api, 1, None) == {api.value}
 

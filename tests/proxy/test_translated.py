@@ -11,6 +11,7 @@ from sidecar.core.breaker import State
 from sidecar.core.revise import Accepted, Update
 from sidecar.core.table import Target
 from sidecar.policy.schema import FRONTS, Endpoint, Retry, Seconds, is_translated
+from sidecar.wire.call import API_BY_PATH, Api
 from tests.harness import Peer, Script, Upstream, answers, chunked, one_by_one, request, says
 from tests.under_test import (
     DONE,
@@ -406,6 +407,32 @@ async def test_an_api_that_no_engine_speaks_is_a_clear_400(path: bytes) -> None:
         got = await proxy.once(request(path, method=b"POST", headers=[JSON], body=body))
         assert refusal(got)[:2] == (400, "unsupported")
         assert upstream.connections == []
+
+
+OTHER_PATHS = [path for path, api in API_BY_PATH.items() if api is Api.OTHER]
+
+
+@pytest.mark.parametrize("path", OTHER_PATHS)
+async def test_vllms_other_paths_are_asked_of_those_who_may_have_them(path: bytes) -> None:
+    asked = request(path, method=b"POST", headers=[JSON], body=b'{"model":"m","query":"x"}')
+    async with (
+        Upstream(answers(json_answer(b"{}"))) as lacks,
+        Upstream(answers(json_answer(b"{}"))) as mii,
+        Upstream(answers(json_answer(b"{}"))) as can,
+    ):
+        others = triton(lacks), endpoint(mii, engine="deepspeed", front="api_server")
+        async with sidecar(service(*others, endpoint(can))) as proxy:
+            for _ in range(6):
+                assert (await proxy.once(asked)).status == 200
+        async with sidecar(service(*others)) as proxy:
+            got = await proxy.once(asked)
+        if path == b"/generate":
+            assert got.header(b"x-sidecar-endpoint") == mii.key.encode()
+        else:
+            assert refusal(got)[:2] == (400, "unsupported")
+            assert mii.connections == []
+        assert lacks.connections == []
+        assert {each.body for each in [*mii.requests, *can.requests]} == {b'{"model":"m","query":"x"}'}
 
 
 async def test_a_chat_needs_a_template_where_the_front_has_none() -> None:
