@@ -456,24 +456,26 @@ class HotUpdates:
         before = running.update.befores.get(node.key, Before())
         if asked.kind == "adapter" and not before.loaded:
             return Done("nothing of that name was cached")
-        errand = forgets(node.endpoint)
+        streams = asked.rest != "yes"
+        errand = forgets(node.endpoint, streams)
         if isinstance(errand, Done):
             return errand
-        outcome = await self._sent(running, node, errand)
+        outcome: Outcome = Failed("its streams have a part of its cache")
+        if not (streams and asked.salts):
+            outcome = await self._sent(running, node, errand)
         if not isinstance(outcome, Failed) or outcome.doubted or not asked.salts:
             return outcome
-        if not running.salted:
-            made = await self._desk.change(
-                running.service.name,
-                lambda table: replace(table, salt_generation=table.salt_generation + 1),
-                asked.by,
-                "cache_salt",
-                f"of before the {asked.action} of {asked.model} no cache may serve",
-                begin=True,
-            )
-            if isinstance(made, Refused):
-                return Again(made.message)
-            running.salted = True
+        # For each endpoint anew: those whose turn comes have computed with the last one what the old model says.
+        made = await self._desk.change(
+            running.service.name,
+            lambda table: replace(table, salt_generation=table.salt_generation + 1),
+            asked.by,
+            "cache_salt",
+            f"of before the {asked.action} of {asked.model} no cache may serve",
+            begin=True,
+        )
+        if isinstance(made, Refused):
+            return Again(made.message)
         return Done("it cannot reset its cache; requests have another cache_salt from now on")
 
     async def _answered(self, running: "_Running", node: Node) -> Outcome:
@@ -483,7 +485,13 @@ class HotUpdates:
             model = f"{model}/versions/{asked.model_version}"
         try:
             question = Question(
-                node.endpoint, model, canary.prompt, canary.max_tokens, running.update.id, int(self._wall())
+                node.endpoint,
+                model,
+                canary.prompt,
+                canary.max_tokens,
+                running.update.id,
+                int(self._wall()),
+                salted=asked.salts,
             )
         except SidecarError as exc:
             return Failed(f"it cannot be asked: {exc}")
@@ -653,7 +661,6 @@ class _Running:
         "made",
         "moved",
         "place",
-        "salted",
         "service",
         "since",
         "since_us",
@@ -684,7 +691,6 @@ class _Running:
         self.made: dict[str, int] = {}
         """As they were moved, where no plan moves them."""
         self.moved = False
-        self.salted = False
         self.task: asyncio.Task[None] | None = None
 
 

@@ -141,6 +141,7 @@ class VllmEngine(Engine):
         self.asleep = False
         self.running = 0
         self.resets = 0
+        self.canaries: list[str] = []
         self.missing: set[str] = set()
 
     def does(self, method: str, path: str, said: dict[str, Any]) -> Answer:
@@ -170,12 +171,14 @@ class VllmEngine(Engine):
                 self.asleep = False
                 return told({"status": "awake", "tags": None})
             case "/reset_prefix_cache":
-                self.resets += 1
-                return told({"success": True})
+                free = not self.running or "reset_running_requests=true" in path
+                self.resets += free
+                return told({"success": free})
             case "/metrics":
                 page = b"vllm:num_requests_running %d.0\nvllm:num_requests_waiting 0.0\n" % self.running
                 return Answer(200, page, b"text/plain")
             case "/v1/completions":
+                self.canaries.append(json.dumps(said))
                 return self._complete(said["model"])
         return not_found
 

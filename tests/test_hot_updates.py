@@ -490,13 +490,26 @@ async def test_without_development_mode_another_salt_keeps_the_old_cache_from_se
     pod, engines = vllm(dev=False, cache_salt="tenant")
     progress = await pod.does(ADAPTER)
     assert progress.phase == "done"
-    assert pod.log.view is not None and pod.log.view.table.salt_generation == 1
+    assert pod.log.view is not None
+    assert pod.log.view.table.salt_generation == 2, "the second has computed with the first one's what the old one says"
+    assert all(f'"cache_salt": "{progress.id}"' in body for engine in engines for body in engine.canaries)
     pod, engines = vllm(dev=False)
     progress = await pod.does(ADAPTER)
     assert (progress.phase, pod.orders) == ("failed", [])
     assert "l1 is loaded at v0:80, which cannot reset its prefix cache" in progress.why
     assert [engine.adapters["l1"] for engine in engines] == ["/old"] * 2
     assert (await pod.does(replace(ADAPTER, model="l2", service=NAME))).phase == "done"
+
+
+@pytest.mark.parametrize("salt", ["off", "tenant"])
+async def test_in_rotation_no_stream_keeps_the_old_ones_cache(salt: str) -> None:
+    pod, engines = vllm(1, cache_salt=salt)
+    engines[0].running = 50
+    progress = await pod.does(replace(ADAPTER, rest=False))
+    assert (progress.phase, progress.why) == ("done", "")
+    assert (engines[0].resets, pod.log.view and pod.log.view.table.salt_generation) == (
+        (1, 0) if salt == "off" else (0, 1)
+    )
 
 
 async def test_an_adapter_where_adapters_cannot_be_loaded_or_the_name_is_the_base_models() -> None:

@@ -417,13 +417,15 @@ class Apart:
         return Failed(_words(answer)) if answer.reached else Done("nobody answers there any more")
 
 
-def forgets(endpoint: Endpoint) -> Errand | Done:
+def forgets(endpoint: Endpoint, streams: bool = False) -> Errand | Done:
     """How an endpoint that changed its model in place is kept from answering out of what the old one had computed.
 
-    The outcome Failed means that it cannot be told to; then its requests need another `cache_salt`.
+    `streams`: it has some, whose part of the cache is to be computed anew as well. The outcome Failed means that it
+    cannot be told to; then its requests need another `cache_salt`.
     """
     if endpoint.engine == "vllm":
-        return Errand((Request(b"POST", b"/reset_prefix_cache"),), _was_reset, acts=True)
+        target = b"/reset_prefix_cache?reset_running_requests=true" if streams else b"/reset_prefix_cache"
+        return Errand((Request(b"POST", target),), _was_reset, acts=True)
     return Done("a new instance has a cache of its own")
 
 

@@ -18,11 +18,24 @@ class Question:
 
     __slots__ = ("_reading", "request")
 
-    def __init__(self, endpoint: Endpoint, model: str, prompt: str, max_tokens: int, id: str, created: int) -> None:
-        """`model`: as the engine calls it. SidecarError (`BAD_REQUEST`) for a value that it cannot be told."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        prompt: str,
+        max_tokens: int,
+        id: str,
+        created: int,
+        *,
+        salted: bool = False,
+    ) -> None:
+        """`model`: as the engine calls it; `salted`: no prefix cache may answer, of whatever vLLM was asked before.
+        SidecarError (`BAD_REQUEST`) for a value that it cannot be told."""
         self._reading: Reading | None = None
         if not is_translated(endpoint):
             said = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
+            if salted and endpoint.engine == "vllm":
+                said["cache_salt"] = id
             self.request = Request(b"POST", b"/v1/completions", msgspec.json.encode(said))
             return
         translator = TRANSLATORS[endpoint.engine, front_of(endpoint)]

@@ -310,6 +310,8 @@ def test_caches_that_are_reset() -> None:
     assert [words for words, _ in sent(errand)] == ["POST /reset_prefix_cache"]
     assert read(errand, seen("vllm_features/reset_prefix_cache")) == Done("the prefix cache was reset")
     assert read(errand, Answer(200, b'{"success":false}')) == Again("the prefix cache is in use")
+    under_streams = [words for words, _ in sent(forgets(Endpoint(url="http://a:1"), True))]
+    assert under_streams == ["POST /reset_prefix_cache?reset_running_requests=true"]
     older = read(errand, Answer(200))
     assert older == Done("it was told to reset its prefix cache, and does not say whether it did")
     assert read(errand, seen("vllm/reset_prefix_cache")) == Failed("404: Not Found")
