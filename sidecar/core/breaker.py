@@ -327,6 +327,7 @@ class Breaker:
         "_window",
         "bad",
         "by",
+        "cause",
         "epoch",
         "evidence",
         "generation",
@@ -366,6 +367,8 @@ class Breaker:
         self.why = ""
         self.evidence = ""
         """What the last change was concluded from; of an open breaker what opened it."""
+        self.cause = ""
+        """The same in a word: the `why` of the change that the evidence came with."""
         self.by = ""
         self.observer = ""
         """Which sidecar said the last change, of one that came from the log."""
@@ -872,6 +875,7 @@ class Breaker:
         # What a probe came to is not what opened it.
         if new is not _HALF_OPEN and (new is _CLOSED or old is _CLOSED or why not in _REOPENED or not self.evidence):
             self.evidence = evidence
+            self.cause = why
         self._permit = Permit(self.generation)
         if new is _CLOSED:
             self._lender = None

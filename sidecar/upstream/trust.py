@@ -94,7 +94,6 @@ class Trust:
         "_means",
         "_nameless",
         "_node",
-        "_opened",
         "_permit",
         "_progress",
         "_proved",
@@ -117,7 +116,6 @@ class Trust:
         self._canary: Canary | None = None
         self._permit: Permit | None = None  # of the canary under way, where it is a probe
         self._tells = False  # its pages tell whether it gets anywhere
-        self._opened = ""  # the evidence of a health check, ours or another sidecar's, that its breaker is open on
         self._suspected = False  # it was asked because of what speaks against it now
         self._sent_at = -inf  # when a canary last went out
         self._asked = 0  # canaries that did not fail: whose turn it is
@@ -159,16 +157,11 @@ class Trust:
         """After each poll: whether a canary is to go out."""
         node = self._node
         breaker = node.breaker
-        if breaker.state is State.CLOSED:
-            self._opened = ""
-        elif breaker.why in WHYS:
-            self._opened = breaker.evidence
         if self._canary is not None or self._progress.hangs or node.draining:
             return
         if breaker.state is not State.CLOSED:
-            # What opened it since then, or an order, is another evidence.
-            ours = self._opened and self._opened == breaker.evidence
-            if ours and now >= self._refused_until and breaker.waited(now):
+            # Of an order, or of what clients met, it is another cause.
+            if breaker.cause in WHYS and now >= self._refused_until and breaker.waited(now):
                 self._probe(now)
             return
         if breaker.unblemished:
@@ -278,7 +271,6 @@ class Trust:
     def _distrust(self, why: str, said: str, now: float) -> None:
         moved = evidence.distrust(self._service, self._node, why, said, now)
         if moved is not None:
-            self._opened = self._node.breaker.evidence
             self._means.recorder.transition(moved)
 
     def _give_back(self, result: Result, ending: Ending) -> None:

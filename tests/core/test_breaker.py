@@ -741,6 +741,23 @@ def test_a_shadowed_trip_refuses_nobody() -> None:
     assert isinstance(breaker.acquire(1.0), Permit) and breaker.shadow_denied == 1
 
 
+def test_what_opened_it_is_its_cause_until_something_else_moves_it() -> None:
+    breaker = tripped(60)
+    cause = breaker.cause
+    assert cause == breaker.why != ""
+    for failed in range(3):
+        probe = breaker.probe(1000.0 * (failed + 1))
+        assert probe is not None and (breaker.why, breaker.cause) == ("waited", cause)
+        breaker.record(probe, F, 1000.0 * (failed + 1), "x")
+        assert (breaker.why, breaker.cause) == ("probe_failed", cause)
+    breaker.force("open", 9000.0, "someone")
+    assert breaker.cause == "operator"
+    breaker.force("close", 9000.0, "someone")
+    while breaker.state is CLOSED:
+        record(breaker, F, 9001.0)
+    assert breaker.cause == "consecutive"
+
+
 def test_a_probe_of_nobody_is_a_probe_or_nothing() -> None:
     for mode in ("enforce", "shadow"):
         breaker = tripped(60, rule_of(mode=mode))

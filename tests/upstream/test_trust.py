@@ -597,6 +597,23 @@ def test_a_policy_that_asks_no_more_takes_back_what_is_under_way() -> None:
     assert bed.open == []
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {**MII, "front": "gateway"}, {**MII, "metrics_url": "http://h9:1"}, {**MII, "zone": "a"}]
+)
+def test_what_a_health_check_opened_is_its_to_close_under_other_terms_too(changes: dict[str, str]) -> None:
+    bed = engine(MII)
+    bed.go(40)
+    bed.model.state = "fails"
+    bed.opens(60)
+    bed.model.state = "hangs"
+    bed.go(10, lambda: bed.node().in_flight > 0)
+    assert bed.state is State.HALF_OPEN
+    bed.apply(plan(**changes))  # type: ignore[arg-type]
+    assert (bed.node().in_flight, bed.node().breaker.probes_out) == (0, 0)
+    bed.model.state = "well"
+    bed.closes(10)
+
+
 def test_a_node_that_drains_is_asked_for_nothing() -> None:
     bed = vllm()
     bed.node().draining = True
