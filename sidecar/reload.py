@@ -20,6 +20,7 @@ from sidecar.core.hot_update import DEADLINES, Kind
 from sidecar.operate import (
     FAILED,
     OK,
+    TIMEOUT_S,
     Unanswered,
     admin_address,
     exchange,
@@ -37,8 +38,8 @@ from sidecar.settings import Listen, UsageError
 WATCH_S: Final = 0.2
 """How often an update that is watched is looked at: a whole one may take two seconds."""
 
-PATIENCE: Final = 300
-"""Looks in vain until a sidecar that was heard is given up: a minute, in which it may be started anew."""
+PATIENCE_S: Final = 60.0
+"""Until a sidecar that was heard and answers no more is given up: it may be started anew meanwhile."""
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 
@@ -229,14 +230,14 @@ def _status(address: Listen, arguments: argparse.Namespace) -> int:
 def _follow(address: Listen, service: str, id: str, as_json: bool) -> int:
     """Tell each step as it ends, and how it all ended; OK if it is done."""
     shown: tuple[StepTold, ...] = ()
-    vain = 0
+    vain_s = 0.0
     while True:
         try:
             (update,) = _asked(address, service)
-            vain = 0
-        except Unanswered:
-            vain += 1
-            if vain > PATIENCE:
+            vain_s = 0.0
+        except Unanswered as exc:
+            vain_s += WATCH_S + (TIMEOUT_S if isinstance(exc.__cause__, TimeoutError) else 0.0)
+            if vain_s > PATIENCE_S:
                 raise
             time.sleep(WATCH_S)
             continue

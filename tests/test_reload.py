@@ -1,6 +1,7 @@
 """The verbs of model updates against an admin port that says what it is told to."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sidecar.cli import main
 from sidecar.core.hot_plan import Wanted
 from sidecar.core.hot_update import Canary
 from sidecar.core.table import PARTS
+from sidecar.operate import TIMEOUT_S, Unanswered
 from tests.test_release import Admin
 from tests.test_release import admin as admin
 
@@ -232,6 +234,28 @@ def test_how_it_stands(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None
     assert run(admin, "status", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0] == update()
     assert run(admin, "status", "none") == 1
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_sidecar_that_answers_no_more_is_given_up_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hangs: bool
+) -> None:
+    waited: list[float] = []
+
+    def exchange(address: object, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        if method == "POST":
+            return 202, b'{"service":"chat","id":"u1"}'
+        if hangs:
+            waited.append(TIMEOUT_S)
+            raise Unanswered("no sidecar answers: timed out") from TimeoutError()
+        raise Unanswered("no sidecar answers: refused") from ConnectionRefusedError()
+
+    monkeypatch.setattr(reload, "WATCH_S", 0.2)
+    monkeypatch.setattr(reload, "exchange", exchange)
+    monkeypatch.setattr(time, "sleep", waited.append)
+    assert main(["model", "load", "m", "--by", "ann", "--admin", "127.0.0.1:1"]) == 1
+    assert "no sidecar answers" in capsys.readouterr().err
+    assert 50.0 < sum(waited) < 70.0
 
 
 def test_who_was_left_out_of_rotation_is_told(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
