@@ -39,8 +39,8 @@ class Model:
     """What the engine behind the front is like, and how its front answers.
 
     `state`: `well`; `hangs` (nothing is answered any more), `sleeps`, `fails` (its own way to say that it is gone),
-    `refuses` (the client's fault), `full`, `gone` (nobody listens). `running`: requests of others in it, each of which
-    gets a token with every page that is read while it is well.
+    `refuses` (the client's fault), `full`, `gone` (nobody listens), `frozen` (as `hangs`, and its pages, too).
+    `running`: requests of others in it, each of which gets a token with every page that is read while it is well.
     """
 
     def __init__(self) -> None:
@@ -57,6 +57,8 @@ class Model:
         path = link.path
         if path.endswith("/generate_stream") or path in ANSWERS:
             return False
+        if self.state == "frozen":
+            return True
         if not self.pages:
             link.answer(404)
         elif path == "/metrics":
@@ -320,6 +322,15 @@ def test_an_engine_that_hangs_while_idle_opens_in_time(changes: dict[str, str]) 
     each_s = FIRST_TOKEN_S if changes else STALLED_S
     assert bed.opens(120) <= CANARY_S + 2 * each_s + 4 * TRUTH.interval_s
     assert bed.node().breaker.why == "canary"
+    bed.model.state = "well"
+    bed.closes(60)
+
+
+def test_an_engine_that_hangs_with_its_front_is_asked_at_once() -> None:
+    bed = vllm()
+    bed.go(40)
+    bed.model.state = "frozen"
+    assert bed.opens(120) <= 5 * (TRUTH.interval_s + TRUTH.timeout_s) + 2 * FIRST_TOKEN_S
     bed.model.state = "well"
     bed.closes(60)
 
