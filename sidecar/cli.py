@@ -294,6 +294,8 @@ def _add_routes(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "change one version of a service, in all sidecars at once",
         "sidecar routes set chat v2 --weight 0.15",
         "sidecar routes set chat v2 --endpoint http://10.0.0.9:8000 --engine vllm",
+        "sidecar routes set chat v3 --endpoint http://10.0.0.8:8000 --engine triton --engine-model llama "
+        "--chat-template /models/llama",
         "sidecar routes set chat v2 --weight 0.05 --schema-file chat.desc --update-id build-1207",
         "sidecar routes set chat v2 --plan canary.yaml && sidecar canary status chat --watch",
         "sidecar routes set chat v2 --weights v1=0.5,v2=0.5 --expected 1876546873761794",
@@ -586,13 +588,15 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _validate(arguments: argparse.Namespace) -> int:
     from sidecar.policy.errors import PolicyErrors
+    from sidecar.templates import Templates
     from sidecar.watch import read_policy
 
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     summary = ""
     try:
-        snapshot = read_policy(Path(arguments.path))
+        # As `run` does: a template that is missing here may be there, so it is a warning.
+        snapshot = Templates(lambda: 0.0, lambda level, event, **fields: None).read(read_policy(Path(arguments.path)))
     except PolicyErrors as exc:
         errors = tuple(str(error) for error in exc.errors)
     else:

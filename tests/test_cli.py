@@ -198,6 +198,22 @@ def test_validate_prints_warnings_and_still_accepts(tmp_path: Path, capsys: pyte
     assert f"{file}: warning: service a: hedge.mode shadow" in capsys.readouterr().out
 
 
+def test_validate_reads_chat_templates_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, template = tmp_path / "a.yaml", tmp_path / "a.jinja"
+    file.write_text(
+        "apiVersion: sidecar/v1\nkind: Policy\nservices: [{name: a, endpoints: "
+        f'[{{url: "http://t", engine: triton, chat_template: {template}}}]}}]\n'
+    )
+    assert main(["validate", str(file)]) == 0
+    assert f"{file}: warning: chat_template {template}: cannot be read: No such" in capsys.readouterr().out
+    template.write_text("{% for message in messages %}")
+    assert main(["validate", str(file)]) == 0
+    assert f"{file}: warning: chat_template {template}: " in capsys.readouterr().out
+    template.write_text("{{ messages[0].content }}")
+    assert main(["validate", str(file)]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("content", "code"), [(GOOD, 0), (BAD, 1)])
 def test_validate_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, code: int) -> None:
     file = tmp_path / "a.yaml"

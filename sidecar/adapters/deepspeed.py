@@ -241,7 +241,9 @@ class _MiiReading(Reading):
         if ask.engine_model == ask.model:
             self.fail(404, f"DeepSpeed-MII does not serve the model {ask.model}", "NotFoundError")
         else:
-            self.fail(503, f"DeepSpeed-MII does not serve what the policy calls {ask.model}", "ServiceUnavailableError")
+            # Not by its name, which may be a folder's path.
+            words = f"DeepSpeed-MII does not serve the engine_model that the policy names for {ask.model}"
+            self.fail(503, words, "ServiceUnavailableError")
 
     def _unreadable(self, data: bytes) -> None:
         """What no front says under 200: an error in some other's words, or nothing that is known."""

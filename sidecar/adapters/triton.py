@@ -127,6 +127,10 @@ _IN_MODELS_NAME: Final = ("failed to process the request", "error generating str
 """How the Python and the vLLM backend begin what a model raised. The rest may quote the prompt, which shall not be
 taken for the server's word."""
 
+_NO_PATH: Final = frozenset({404, 405})
+
+_OTHER_SERVER: Final = "Triton has no such path here: it is another server, or front, than the policy says"
+
 _KEPT: Final = frozenset({401, 403, 429})
 """Statuses of a gateway or of restricted endpoints, that mean what they say."""
 
@@ -284,6 +288,8 @@ class TritonReading(Reading):
         # A traceback says where the model's files are.
         message = message.partition("\n\nAt:\n")[0]
         code, kind = fault_of(status, message, by_client=self.ask.engine_model == self.ask.model)
+        if status in _NO_PATH and code == 500:
+            message = _OTHER_SERVER  # what such a server says of our path helps nobody
         self.fail(code, without_paths(message) or f"Triton answered with status {status}", kind)
 
 

@@ -77,6 +77,10 @@ def check_front(endpoint: Endpoint, at: tuple[Step, ...] = ()) -> Iterator[Fault
     if endpoint.engine_model and not is_translated(endpoint):
         said = "is of use where requests are translated; start the engine with the name that clients ask for"
         yield Fault((*at, "engine_model"), said, ((*at, "engine"),))
+    name, slash, version = endpoint.engine_model.partition("/versions/")
+    if endpoint.engine == "triton" and ("/" in name + version or bool(slash) != bool(version) or (slash and not name)):
+        said = f'"{endpoint.engine_model}" is of no use: Triton calls a model name or name/versions/version'
+        yield Fault((*at, "engine_model"), said, ((*at, "engine"),))
     if endpoint.chat_template and front_of(endpoint) == "openai":
         yield Fault((*at, "chat_template"), "is of no use: this front applies its own", ((*at, "engine"),))
 
@@ -154,6 +158,10 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
                 f"{where}deadlines.total ends requests before head or first_token can: an endpoint that hangs is "
                 "charged with nothing"
             )
+        silent = [each.url for each in service.endpoints if front_of(each) != "openai" and not each.chat_template]
+        if len(silent) < len(service.endpoints):
+            for url in silent:
+                add(f"{where}{url} takes no chats, and others do: its front makes none without chat_template")
         poison = service.breakers.request.poison
         if poison.mode != "off" and 1 < len(service.endpoints) < poison.nodes:
             add(f"{where}breakers.request.poison.nodes is more than there are endpoints: no prompt is ever refused")

@@ -36,6 +36,8 @@ _CHAT: Final = Api.CHAT
 _COMPLETIONS: Final = Api.COMPLETIONS
 _GENERATE: Final = b"/generate"
 _GENERATES: Final = frozenset({"generate"})
+_PATHS: Final = frozenset({*Api, "generate"})
+"""Needs that are no field of a body."""
 _WAITING: Final = Phase.WAITING
 _DONE: Final = Phase.DONE
 
@@ -112,11 +114,14 @@ class Translation:
                 return False
             lack = translator.lacks.get(need)
             if lack is not None:
-                self._lacks(f"{translator.name} cannot do this: {lack}", need)
+                if need in _PATHS:
+                    self._lacks(f"{translator.name} cannot do this: {lack}")
+                else:
+                    self._lacks(f"{translator.name} cannot do `{need}`: {lack}", need)
                 return False
         return True
 
-    def _lacks(self, why: str, param: str) -> None:
+    def _lacks(self, why: str, param: str | None = None) -> None:
         # What will be there in a moment is the better reason.
         if not self._awaited:
             self.why, self.param = why, param

@@ -96,7 +96,7 @@ def streamed(out: bytes, api: Api, *, cut: bool) -> Told:
 
 # The recordings.
 
-NO_MODEL = f"DeepSpeed-MII does not serve what the policy calls {MODEL}"
+NO_MODEL = f"DeepSpeed-MII does not serve the engine_model that the policy names for {MODEL}"
 OTHER_FRONT = "DeepSpeed-MII has no such path here: it is another of its servers than the policy says"
 FAILED = "DeepSpeed-MII answered 500: Internal Server Error"
 REFUSED = "DeepSpeed-MII refused the request: "

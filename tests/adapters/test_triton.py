@@ -52,6 +52,9 @@ def stub(model: str) -> str:
     return f"Stub process '{model}_0_0' is not healthy."
 
 
+NO_TRITON = "Triton has no such path here: it is another server, or front, than the policy says"
+
+
 def unknown(model: str) -> str:
     return f"Request for unknown model: '{model}' is not found"
 
@@ -80,7 +83,7 @@ FAILED: dict[str, tuple[str, int, str, Ending]] = {
     "triton/generate_bad_json.txt": (BAD_JSON, 500, "InternalServerError", Ending.SERVER_ERROR),
     "triton/generate_bad_type.txt": (BAD_TYPE, 500, "InternalServerError", Ending.SERVER_ERROR),
     "triton/generate_fail.txt": ("engine exploded mid-stream", 500, "InternalServerError", Ending.SERVER_ERROR),
-    "triton/generate_get.txt": ("Method Not Allowed", 500, "InternalServerError", Ending.SERVER_ERROR),
+    "triton/generate_get.txt": (NO_TRITON, 500, "InternalServerError", Ending.SERVER_ERROR),
     "triton/generate_multi_resp_error.txt": (MANY, 500, "InternalServerError", Ending.SERVER_ERROR),
     "triton/generate_notloaded_model.txt": (unknown("slow"), 404, "NotFoundError", Ending.CLIENT_ERROR),
     "triton/generate_stream_fail_first.txt": (
@@ -93,8 +96,8 @@ FAILED: dict[str, tuple[str, int, str, Ending]] = {
     "triton/generate_unknown_model.txt": (unknown("nope"), 404, "NotFoundError", Ending.CLIENT_ERROR),
     "triton/infer_bad_shape.txt": (BAD_SHAPE, 500, "InternalServerError", Ending.SERVER_ERROR),
     "triton/infer_decoupled.txt": (DECOUPLED, 500, "InternalServerError", Ending.SERVER_ERROR),
-    "triton/openai_path.txt": ("Not Found", 500, "InternalServerError", Ending.SERVER_ERROR),
-    "triton/unknown_path.txt": ("Not Found", 500, "InternalServerError", Ending.SERVER_ERROR),
+    "triton/openai_path.txt": (NO_TRITON, 500, "InternalServerError", Ending.SERVER_ERROR),
+    "triton/unknown_path.txt": (NO_TRITON, 500, "InternalServerError", Ending.SERVER_ERROR),
     "triton_stub_dead/infer.txt": (
         "output tensor shape does not match size of output for 'OUTPUT0'",
         500,
@@ -553,6 +556,15 @@ def test_a_model_that_the_policy_named_and_triton_does_not_know_is_elsewhere() -
     reading = TRITON.reading(asked(model="gpt", engine_model="llama"))
     answer = answered(reading, *sent("triton/generate_unknown_model.txt"))
     assert (answer.status, answer.ending) == (503, Ending.SERVER_ERROR)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+@pytest.mark.parametrize("body", [b"", b'{"detail":"Method Not Allowed"}', b"<html>no</html>"])
+def test_a_server_that_is_no_triton_is_told_as_such(status: int, body: bytes) -> None:
+    answer = answered(TRITON.reading(asked()), status, JSON, body)
+    assert (answer.status, answer.ending) == (500, Ending.SERVER_ERROR)
+    assert answer.error is not None
+    assert answer.error.message == NO_TRITON
 
 
 def test_paths_of_a_traceback_are_not_told() -> None:

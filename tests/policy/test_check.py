@@ -47,6 +47,8 @@ def told(one: Service) -> list[tuple[tuple[str | int, ...], str]]:
         service(endpoints=(A, Endpoint(url="http://a:81"), Endpoint(url="unix:///a"))),
         service(endpoints=(Endpoint(url="https://a", tls_ca="/ca.pem"),)),
         service(endpoints=(Endpoint(url="http://a", engine="triton", metrics_url="http://a:8002"),)),
+        service(endpoints=(Endpoint(url="http://a", engine="triton", engine_model="smol/versions/2"),)),
+        service(endpoints=(Endpoint(url="http://a", engine="deepspeed", engine_model="/models/smol"),)),
         service(breakers=Breakers(node=NodeBreaker(open_s=Seconds(300)))),
         service(overload=Overload(retry_after_default_s=Seconds(60))),
     ],
@@ -66,6 +68,14 @@ def test_what_can_be_done_is_no_fault(one: Service) -> None:
             service(endpoints=(replace(A, metrics_url="a:8002"),)),
             ("endpoints", 0, "metrics_url"),
             "is not one of http://",
+        ),
+        *(
+            (
+                service(endpoints=(Endpoint(url="http://a", engine="triton", engine_model=name),)),
+                ("endpoints", 0, "engine_model"),
+                "Triton calls a model name or name/versions/version",
+            )
+            for name in ("smol/2", "/models/smol", "smol/versions/", "/versions/2", "a/b/versions/2", "a/versions/2/3")
         ),
         (service(split={"v1": 0}), ("split",), "at least one must be positive"),
         (service(endpoints=(A, B), split={"v1": 1, "v3": 0}), ("split", "v3"), "there are v1, v2"),
@@ -189,6 +199,10 @@ def warned(*services: Service, identity: Identity | None = None) -> list[str]:
         ([service("a"), service("b")], "service b: is never chosen: a comes before"),
         ([service("a", models=("x", "y")), service("b", models=("y", "x"))], "service b: is never chosen"),
         ([service("a", models=())], "no models and is no fallback"),
+        (
+            [service(endpoints=(A, Endpoint(url="http://t", engine="triton")))],
+            "http://t takes no chats, and others do: its front makes none without chat_template",
+        ),
     ],
 )
 def test_what_is_legal_and_not_what_it_seems_is_warned_of(services: list[Service], words: str) -> None:
@@ -204,6 +218,9 @@ def test_what_is_legal_and_not_what_it_seems_is_warned_of(services: list[Service
         [service("a", fallback="b"), service("b")],
         [service("a", fallback="b"), service("b", models=())],
         [service(endpoints=(A, B), split={"v1": 1, "v2": 0})],
+        [service(endpoints=(Endpoint(url="http://t", engine="triton"),))],  # perhaps for completions
+        [service(endpoints=(A, Endpoint(url="http://t", engine="triton", chat_template="/t")))],
+        [service(endpoints=(A, Endpoint(url="http://d", engine="deepspeed")))],
         [service(zone_decay=ZoneDecay())],  # endpoints may come later
         [service(zone_decay=ZoneDecay(), endpoints=(A, replace(A, url="http://z", zone="a")))],
         [service(shared=Shared(quorum=2), hedge=Hedge(mode="off"), retry=Retry(attempts=1))],

@@ -325,7 +325,7 @@ async def test_what_no_engine_can_do_is_a_clear_400(field: dict[str, object], pa
         assert refusal(got) == (400, "unsupported", "unsupported")
         error = msgspec.json.decode(got.body)["error"]
         assert error["param"] == param
-        assert "Triton" in error["message"]
+        assert error["message"].startswith(f"Triton's generate API cannot do `{param}`: ")
         assert upstream.connections == []
 
 
@@ -406,6 +406,9 @@ async def test_an_api_that_no_engine_speaks_is_a_clear_400(path: bytes) -> None:
     async with Upstream(plays(*WORDS)) as upstream, sidecar(service(triton(upstream))) as proxy:
         got = await proxy.once(request(path, method=b"POST", headers=[JSON], body=body))
         assert refusal(got)[:2] == (400, "unsupported")
+        error = msgspec.json.decode(got.body)["error"]
+        assert error["param"] is None, "no field of the body is at fault"
+        assert error["message"].startswith("Triton's generate API cannot do this: it has no ")
         assert upstream.connections == []
 
 
