@@ -9,6 +9,7 @@ from sidecar.policy.schema import (
     Breakers,
     Deadlines,
     Endpoint,
+    HealthCheck,
     Hedge,
     Identity,
     Jwt,
@@ -171,6 +172,7 @@ def test_the_default_identity_has_no_fault() -> None:
 
 
 HEDGE = Hedge(mode="shadow")
+TRUTH = HealthCheck(mode="truth")
 
 
 def warned(*services: Service, identity: Identity | None = None) -> list[str]:
@@ -188,6 +190,10 @@ def warned(*services: Service, identity: Identity | None = None) -> list[str]:
         ),
         ([service(hedge=HEDGE, breakers=Breakers(node=NodeBreaker(mode="off")))], "hedge.mode shadow moves nothing"),
         ([service(hedge=HEDGE, retry=Retry(attempts=1))], "retry.attempts is 1"),
+        (
+            [service(hedge=Hedge(mode="off"), health_check=TRUTH, breakers=Breakers(node=NodeBreaker(mode="off")))],
+            "health_check.mode truth opens nothing",
+        ),
         ([service(zone_decay=ZoneDecay(), endpoints=(A,))], "zone_decay turns nothing down"),
         ([service(deadlines=Deadlines(token_gap_s=Seconds(31)))], "tool_gap is shorter"),
         ([service(deadlines=Deadlines(total_s=Seconds(20)))], "total ends requests before"),
@@ -222,6 +228,7 @@ def test_what_is_legal_and_not_what_it_seems_is_warned_of(services: list[Service
         [service(endpoints=(A, Endpoint(url="http://t", engine="triton", chat_template="/t")))],
         [service(endpoints=(A, Endpoint(url="http://d", engine="deepspeed")))],
         [service(zone_decay=ZoneDecay())],  # endpoints may come later
+        [service(health_check=TRUTH, breakers=Breakers(node=NodeBreaker(mode="shadow")))],
         [service(zone_decay=ZoneDecay(), endpoints=(A, replace(A, url="http://z", zone="a")))],
         [service(shared=Shared(quorum=2), hedge=Hedge(mode="off"), retry=Retry(attempts=1))],
         [service("a", hedge=HEDGE, models=("x",)), service("b", hedge=Hedge(mode="enforce"))],
