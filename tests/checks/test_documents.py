@@ -10,6 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from sidecar.adapters import TRANSLATORS
 from sidecar.admin.routes import ORDERS
 from sidecar.admin.routes import STATUS as STATUS_OF
 from sidecar.admin.update import UpdateDocument
@@ -54,6 +55,37 @@ def test_every_ending_has_its_row_of_the_doctrine() -> None:
 def test_every_reason_is_explained_with_its_status() -> None:
     said = {row[0]: row[1] for row in rows("operations.md", 4) if row[1].isdigit()}
     assert said == {reason.value: str(STATUS[reason]) for reason in Reason}
+
+
+def test_what_each_engine_can_do_is_what_its_translator_does_not_lack() -> None:
+    lines = iter((DOCS / "engines.md").read_text(encoding="utf-8").splitlines())
+    title, relayed, *columns = _cells(next(line for line in lines if line.startswith("| A request's")))
+    engines = {"Triton": "triton", "MII": "deepspeed"}
+    fronts = [(engines[name], front.strip("`")) for name, _, front in (column.partition(" ") for column in columns)]
+    assert (title, relayed) == ("A request's", "vLLM")
+    assert sorted(fronts) == sorted(TRANSLATORS), "a front that is translated has no column, or one that is not has"
+    next(lines)
+    said: dict[str, list[str]] = {}
+    for line in lines:
+        if not line:
+            break
+        what, *cells = _cells(line)
+        for need in re.findall(r"`([a-z_]+)`", what):
+            assert need not in said, f"{need} has two rows"
+            said[need] = cells
+    expected = {need: ["yes"] for need in ("chat", *(need for each in TRANSLATORS.values() for need in each.lacks))}
+    for engine, front in fronts:
+        translator = next(each for key, each in TRANSLATORS.items() if key == (engine, front))
+        for need, cells in expected.items():
+            if need == "chat":
+                cells.append("yes" if translator.applies_template else "with `chat_template`")
+            else:
+                cells.append("no" if need in translator.lacks else "yes")
+    assert said == expected
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 def test_every_metric_is_explained_with_its_kind_and_labels() -> None:
