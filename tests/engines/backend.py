@@ -3,9 +3,8 @@
 All serve the model `tiny`, whatever it is: vLLM and DeepSpeed the random one, Triton SmolLM2 or the model that counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +16,7 @@ from tests.engines.triton import Triton
 
 MODEL = "tiny"
 Name = Literal["vllm", "triton", "toy", "deepspeed", "api_server", "gateway"]
+Engine = Vllm | Triton | DeepSpeed
 FRONTS: dict[Name, Front] = {"deepspeed": "openai", "api_server": "api", "gateway": "rest"}
 PACE_MS = 20.0
 
@@ -32,18 +32,30 @@ services:
 """
 
 
-@dataclass(frozen=True)
 class Backend:
-    """A running engine. `endpoint` is its line in a policy; `running` asks the engine itself what it holds."""
+    """An engine that runs, at one address for good. `endpoint` is its line in a policy."""
 
-    name: Name
-    engine: Vllm | Triton | DeepSpeed
-    endpoint: str
+    def __init__(self, name: Name, address: str, endpoint: str, make: Callable[[], Engine]) -> None:
+        """Starts it; returns when it is ready."""
+        self.name = name
+        self.address = address
+        self.endpoint = endpoint
+        self._make = make
+        self.engine = self._started()
 
-    @property
-    def address(self) -> str:
-        """`host:port`, as breakers call it."""
-        return self.engine.address
+    def _started(self) -> Engine:
+        engine = self._make()
+        try:
+            engine.wait_ready()
+        except BaseException:
+            engine.stop()
+            raise
+        return engine
+
+    def restart(self) -> None:
+        """Ends what is left of it and starts it anew, as a pod does its container; returns when it is ready."""
+        self.engine.stop()
+        self.engine = self._started()
 
     def running(self) -> float:
         """Requests that the engine holds, by its own word."""
@@ -60,34 +72,31 @@ def policy(endpoints: list[str], settings: str, models: str = '"*"') -> str:
     )
 
 
-def vllm_backend(vllm: Vllm) -> Backend:
-    """A vLLM that runs already."""
-    return Backend("vllm", vllm, f'url: "http://{vllm.address}", engine: vllm')
+def backend_of(name: Name, folder: Path, keeper: VllmKeeper) -> Backend:
+    """A ready engine. All but vLLM, which the keeper has, are the caller's to stop."""
+    if name == "vllm":
+        address = keeper.address
+        return Backend(name, address, f'url: "http://{address}", engine: vllm', keeper.ready)
+    address, metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    log = folder / f"{name}.log"
+    if name in ("triton", "toy"):
+        source, template = ("smollm2", smollm2_dir()) if name == "triton" else ("toy_llm", tiny_dir())
+        endpoint = f'url: "http://{address}", engine: triton, chat_template: "{template}"'
+        endpoint += f', metrics_url: "http://{metrics}"'
+        return Backend(name, address, endpoint, lambda: Triton(address, log, (MODEL,), source=source, metrics=metrics))
+    front = "openai" if name == "deepspeed" else name
+    endpoint = f'url: "http://{address}", engine: deepspeed, front: {front}'
+    if name != "deepspeed":
+        endpoint += f', engine_model: {MODEL}, chat_template: "{tiny_dir()}"'
+    return Backend(name, address, endpoint, lambda: DeepSpeed(FRONTS[name], address, log, name=MODEL, pace_ms=PACE_MS))
 
 
 @contextmanager
 def started(name: Name, folder: Path, keeper: VllmKeeper) -> Iterator[Backend]:
-    """A ready engine; all but vLLM, which the keeper has, end with the block."""
-    if name == "vllm":
-        yield vllm_backend(keeper.ready())
-        return
-    address = f"127.0.0.1:{free_port()}"
-    engine: Triton | DeepSpeed
-    if name in ("triton", "toy"):
-        source, template = ("smollm2", smollm2_dir()) if name == "triton" else ("toy_llm", tiny_dir())
-        engine = Triton(address, folder / f"{name}.log", (MODEL,), source=source)
-        endpoint = f'url: "http://{address}", engine: triton, chat_template: "{template}"'
-        endpoint += f', metrics_url: "http://{engine.metrics_address}"'
-    else:
-        engine = DeepSpeed(FRONTS[name], address, folder / f"{name}.log", name=MODEL, pace_ms=PACE_MS)
-        front = "openai" if name == "deepspeed" else name
-        endpoint = f'url: "http://{address}", engine: deepspeed, front: {front}, engine_model: {MODEL}'
-        if name != "deepspeed":
-            endpoint += f', chat_template: "{tiny_dir()}"'
-        else:
-            endpoint = endpoint.replace(f", engine_model: {MODEL}", "")
+    """A ready engine, ended with the block; vLLM stays, for whoever comes next."""
+    backend = backend_of(name, folder, keeper)
     try:
-        engine.wait_ready()
-        yield Backend(name, engine, endpoint)
+        yield backend
     finally:
-        engine.stop()
+        if name != "vllm":
+            backend.engine.stop()

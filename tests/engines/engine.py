@@ -31,8 +31,8 @@ KEEP_ALIVE_S = 1
 class Vllm:
     """One engine process tree. `address` is `host:port`; log lines of the engine go to `log`."""
 
-    def __init__(self, address: str, log: Path) -> None:
-        """Starts the process and returns at once; `wait_ready` waits for it."""
+    def __init__(self, address: str, log: Path, flags: str = "", **settings: str) -> None:
+        """Starts the process and returns at once; `wait_ready` waits for it. `settings` are environment variables."""
         binary = venv_dir() / "bin" / "vllm"
         assert binary.exists(), f"no engine in {venv_dir()}: run `python tests/engines/install_vllm.py`"
         self.address = address
@@ -40,11 +40,11 @@ class Vllm:
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-")  # a short path: its unix sockets lie there
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [str(binary), "serve", str(model_dir()), *self._flags()],
+                [str(binary), "serve", str(model_dir()), *self._flags(), *flags.split()],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=_environment() | {"TMPDIR": self._scratch.name},
+                env=_environment() | settings | {"TMPDIR": self._scratch.name},
                 start_new_session=True,
                 preexec_fn=step_aside,
             )
@@ -122,7 +122,7 @@ class VllmKeeper:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._started = 0
         self._vllm: Vllm | None = None
 
@@ -132,7 +132,7 @@ class VllmKeeper:
             self.stop()
         if self._vllm is None:
             self._started += 1
-            self._vllm = Vllm(self._address, self._folder / f"vllm-{self._started}.log")
+            self._vllm = Vllm(self.address, self._folder / f"vllm-{self._started}.log")
             self._vllm.wait_ready()
             call(self._vllm.address, "POST", "/v1/completions", b'{"model":"tiny","prompt":"import","max_tokens":2}')
         return self._vllm

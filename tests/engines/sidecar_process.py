@@ -31,7 +31,7 @@ class Sidecar:
         flags = "--listen 127.0.0.1:0 --admin 127.0.0.1:0 --control off --drain 1s --settle 1ms --log-format json"
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                [str(binary), "run", *flags.split(), "--policy", str(policy_file)],
+                [str(binary), "run", *flags.split(), "--policy", str(policy_file), "--data", str(folder / "data")],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -69,6 +69,13 @@ class Sidecar:
             time.sleep(POLL_S)
         assert len(lines) == count, lines
         return lines
+
+    def command(self, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+        """One of the sidecar's own commands about this one, such as `model load`: its exit code and what it said."""
+        binary = Path(sys.executable).with_name("sidecar")
+        return subprocess.run(
+            [str(binary), *words, "--admin", self.admin], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
 
     def in_flight(self) -> int:
         """Requests under way on all endpoints, as the admin side tells it."""

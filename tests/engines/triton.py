@@ -37,7 +37,13 @@ class Triton:
     """One server and its stubs. `address` (HTTP), `grpc`, `metrics_address` are `host:port`; log lines go to `log`."""
 
     def __init__(
-        self, address: str, log: Path, models: tuple[str, ...] = ("toy_llm",), grpc: str = "", source: str = ""
+        self,
+        address: str,
+        log: Path,
+        models: tuple[str, ...] = ("toy_llm",),
+        grpc: str = "",
+        source: str = "",
+        metrics: str = "",
     ) -> None:
         """Starts the process with version 1 of each model and returns at once; `wait_ready` waits for it.
 
@@ -47,10 +53,11 @@ class Triton:
         assert binary.exists(), f"no engine in {venv_dir()}: run `python tests/engines/install_triton.py`"
         self.address = address
         self.grpc = grpc or f"127.0.0.1:{free_port()}"
-        self.metrics_address = f"127.0.0.1:{free_port()}"
+        self.metrics_address = metrics or f"127.0.0.1:{free_port()}"
         self.log = log
         self._models = models
         self._scratch = tempfile.TemporaryDirectory(prefix="triton-")
+        self._running = tempfile.TemporaryDirectory(prefix="running-")
         self._repository = Path(self._scratch.name)
         for model in models:
             self.publish(model, 1, source)
@@ -88,7 +95,7 @@ class Triton:
         (folder / str(version)).mkdir()
         for file in (code / "model.py", MODELS / "generation.py"):
             shutil.copy(file, folder / str(version))
-        settings = {"model_dir": str(smollm2_dir())} | settings
+        settings = {"model_dir": str(smollm2_dir()), "running_dir": self._running.name} | settings
         (folder / str(version) / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
 
     def withdraw(self, model: str, version: int) -> None:
@@ -150,8 +157,10 @@ class Triton:
         return sum(float(value) for value in found)
 
     def running(self) -> float:
-        """Requests that the models hold, told by the models themselves."""
-        return sum(self.metric("sidecar_tests_running", model) for model in self._models)
+        """Requests that the models hold, told by those of their processes that live."""
+        alive = {str(pid) for pid in descendants(self._process.pid)}
+        told = [file.read_text() for file in Path(self._running.name).iterdir() if file.name in alive]
+        return sum(int(count or 0) for count in told)
 
     def wait_running(self, wanted: float, within_s: float) -> float:
         """The seconds until exactly so many requests are held; more than `within_s` fail the test."""
@@ -206,6 +215,7 @@ class Triton:
         for left in SHARED_MEMORY.glob(f"{self._repository.name}*"):
             left.unlink(missing_ok=True)
         self._scratch.cleanup()
+        self._running.cleanup()
 
     def tail(self) -> str:
         """The end of the server's log, the models' lines among it."""

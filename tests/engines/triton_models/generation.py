@@ -8,17 +8,23 @@ wire is the vLLM backend's, since that is what a Triton that serves language mod
 3. `return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` add an output to *every* response: a
    reason that is not there yet is the word "None", and output tokens are those of this response alone.
 4. A stream whose client has left ends with an error of its own, which nobody reads, and the model stops.
-5. Requests under way are a gauge among Triton's metrics (`sidecar_tests_running`), as the vLLM backend adds vLLM's.
+5. One thread says everything, a piece of each answer in turn, as the vLLM backend has one for its engine. With a thread
+   for each answer, streams that ended at the same moment crashed the server, and 50 of them hung for ever (2.51).
+6. How many requests are under way is written to a file of the process, in `running_dir` of its settings.
 
-Two things are not the vLLM backend's: a parameter that nothing knows is passed over, and each request has a thread of
-its own, where an engine would batch. A version's `settings.json` makes its load slow (`load_s`) or fail (`load_error`).
+Not the vLLM backend's: a parameter that nothing knows is passed over, and nothing is batched. A version's
+`settings.json` makes its load slow (`load_s`) or fail (`load_error`).
 """
 
+import heapq
+import itertools
 import json
+import os
+import queue
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +47,12 @@ OUTPUTS = (
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step of a model says; the last piece of an answer has a reason."""
+    """What one step of a model says, `after_s` after the piece before it; the last piece of an answer has a reason."""
 
     text: str
     tokens: int = 1
     finish_reason: str | None = None
+    after_s: float = 0.0
 
 
 class Ask:
@@ -103,15 +110,15 @@ class Generation:
         self._name = f"{args['model_name']} {self.version}"
         settings = Path(args["model_repository"]) / self.version / "settings.json"
         self.settings: dict[str, Any] = json.loads(settings.read_text()) if settings.is_file() else {}
-        self._threads: set[threading.Thread] = set()
-        self._gauges = pb_utils.MetricFamily(
-            name="sidecar_tests_running", description="Requests under way", kind=pb_utils.MetricFamily.GAUGE
-        )
-        self._running = self._gauges.Metric(labels={"model": args["model_name"], "version": self.version})
+        self._told = os.open(Path(self.settings["running_dir"]) / str(os.getpid()), os.O_CREAT | os.O_WRONLY)
+        self._arrivals: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._tell(0)
         time.sleep(float(self.settings.get("load_s", 0)))
         if "load_error" in self.settings:
             raise pb_utils.TritonModelException(str(self.settings["load_error"]))
         self.load()
+        self._thread.start()
 
     def load(self) -> None:
         """Whatever the model needs before its first request."""
@@ -121,50 +128,95 @@ class Generation:
         raise NotImplementedError
 
     def execute(self, requests: list[Any]) -> None:
-        """Begins every request and returns: the answers come from their threads."""
-        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        """Takes every request and returns: the answers come from the thread."""
         for request in requests:
-            self._running.increment(1)
-            thread = threading.Thread(target=self._answer, args=(request,))
-            thread.start()
-            self._threads.add(thread)
+            sender = request.get_response_sender()
+            try:
+                ask = Ask(request)
+            except Exception as exc:  # noqa: BLE001 (whatever is wrong with a request is told to its client)
+                self._arrivals.put(Answer(sender, exc, iter(())))
+            else:
+                self._arrivals.put(Answer(sender, ask, self.pieces(ask)))
 
     def finalize(self) -> None:
         """Called once, when the version goes; waits for the answers under way."""
-        for thread in self._threads:
-            thread.join()
+        self._arrivals.put(None)
+        self._thread.join()
         self._say("unloaded")
 
-    def _answer(self, request: Any) -> None:
-        sender = request.get_response_sender()
+    def _run(self) -> None:
+        waiting: list[tuple[float, int, Answer]] = []
+        numbers = itertools.count()
+        over = False
+        while waiting or not over:
+            due_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+            try:
+                arrived = self._arrivals.get(timeout=due_s)
+            except queue.Empty:
+                answer = heapq.heappop(waiting)[2]
+            else:
+                if arrived is None:
+                    over = True
+                    continue
+                answer = arrived
+            if self._advance(answer):
+                heapq.heappush(waiting, (time.monotonic() + answer.next.after_s, next(numbers), answer))
+            self._tell(len(waiting))
+
+    def _advance(self, answer: "Answer") -> bool:
+        """Says the piece that is due and works out the next; False once the answer has ended, in whichever way."""
         try:
-            last = self._send(Ask(request), sender)
-        except Exception as exc:  # noqa: BLE001 (a thread begins here; the client and the log are told)
+            last = answer.step(self._say)
+        except Exception as exc:  # noqa: BLE001 (one answer's failure; the client and the log are told)
             self._say(traceback.format_exc())
             last = _failure(f"Error generating stream: {exc}", pb_utils.TritonError.INTERNAL)
-        sender.send(last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        self._running.increment(-1)
+        if last is not None:
+            answer.sender.send(last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return last is None
 
-    def _send(self, ask: Ask, sender: Any) -> Any:
-        """Sends all but the last response, and returns that."""
-        said = ask.text if ask.prepend else ""
-        tokens = 0
-        for piece in self.pieces(ask):
-            tokens += piece.tokens
-            if sender.is_cancelled():
-                self._say(f"cancelled after {tokens} tokens")
-                return _failure("Request was cancelled", pb_utils.TritonError.CANCELLED)
-            if ask.stream and piece.finish_reason is None:
-                sender.send(ask.response(piece))
-                continue
-            said += piece.text
-            if piece.finish_reason is not None:
-                self._say(f"finished after {tokens} tokens")
-                return ask.response(piece if ask.stream else Piece(said, tokens, piece.finish_reason))
-        raise RuntimeError("the model ended without a reason")
+    def _tell(self, running: int) -> None:
+        os.pwrite(self._told, b"%8d" % running, 0)
 
     def _say(self, what: str) -> None:
         pb_utils.Logger.log_info(f"{self._name}: {what}")
+
+
+class Answer:
+    """One answer under way, or why there is none. `next` is the piece that is said when it is due."""
+
+    def __init__(self, sender: Any, ask: Ask | Exception, pieces: Iterator[Piece]) -> None:
+        self.sender = sender
+        self.next = Piece("", 0)
+        self._ask = ask
+        self._pieces = pieces
+        self._begun = False
+        self._said = ask.text if isinstance(ask, Ask) and ask.prepend else ""
+        self._tokens = 0
+
+    def step(self, say: Callable[[str], None]) -> Any:
+        """Sends the piece that is due, unless it is the last: then returns its response. None: it goes on."""
+        ask, piece = self._ask, self.next
+        if isinstance(ask, Exception):
+            raise ask
+        if not self._begun:
+            self._begun = True
+            self.next = next(self._pieces)
+            return None
+        self._tokens += piece.tokens
+        if self.sender.is_cancelled():
+            say(f"cancelled after {self._tokens} tokens")
+            return _failure("Request was cancelled", pb_utils.TritonError.CANCELLED)
+        if piece.finish_reason is not None:
+            say(f"finished after {self._tokens} tokens")
+            return ask.response(
+                piece if ask.stream else Piece(self._said + piece.text, self._tokens, piece.finish_reason)
+            )
+        if ask.stream:
+            self.sender.send(ask.response(piece))
+        else:
+            self._said += piece.text
+        self.next = next(self._pieces)
+        return None
 
 
 def _input(request: Any, name: str) -> Any:

@@ -6,12 +6,11 @@ passed over. `model_dir` in `settings.json` names the folder with the weights; t
 
 1. Greedy, so that it says the same words each time; in bfloat16, which reads a prompt twice as fast as float32 here
    and says tokens as fast.
-2. One step of one request at a time, in turns: a lock lets go between steps, so that no stream waits for another's end.
+2. One step of one request at a time, in turns, so that no stream waits for another's end.
 3. Text is held back while it may still become something else: bytes of an unfinished character, or the beginning of a
    stop string, which is never said.
 """
 
-import threading
 from collections.abc import Iterator
 
 import torch  # type: ignore[import-not-found]
@@ -30,7 +29,6 @@ class TritonPythonModel(Generation):  # type: ignore[misc]
         folder = self.settings["model_dir"]
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        self._turn = threading.Lock()
 
     def pieces(self, ask: Ask) -> Iterator[Piece]:
         """One piece a token, some without text. A prompt longer than the context is refused, as vLLM refuses it."""
@@ -60,8 +58,7 @@ class TritonPythonModel(Generation):  # type: ignore[misc]
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def _step(self, ids: torch.Tensor, cache: object, *, may_end: bool) -> tuple[torch.Tensor, object]:
-        with self._turn:
-            out = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         scores = out.logits[:, -1]
         if not may_end:
             scores[:, self._tokenizer.eos_token_id] = -torch.inf

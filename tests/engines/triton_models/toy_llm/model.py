@@ -13,7 +13,6 @@ What it is told stands in the request's parameters, or as `name=value` in the pr
 """
 
 import re
-import time
 from collections.abc import Iterator
 
 from generation import Ask, Generation, Piece  # type: ignore[import-not-found]
@@ -39,6 +38,5 @@ class TritonPythonModel(Generation):  # type: ignore[misc]
         for n in range(count):
             if n == fail_after:
                 raise RuntimeError(f"told to fail after {n} tokens")
-            time.sleep(delay_s)
             word = f"v{self.version}-{n}" if words is None else words[n % len(words)]
-            yield Piece(f" {word}", 1, reason if n + 1 == count else None)
+            yield Piece(f" {word}", 1, reason if n + 1 == count else None, delay_s)
