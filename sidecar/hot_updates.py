@@ -45,7 +45,6 @@ from sidecar.core.table import PARTS, Progress, Stepped, Table, Target, started
 from sidecar.kernel.change import Again, Before, Done, Failed, Outcome
 from sidecar.kernel.errors import SidecarError
 from sidecar.kernel.ids import EndpointKey, ServiceName
-from sidecar.policy.address import endpoint_key
 from sidecar.policy.schema import Endpoint, front_of
 
 PAUSE_S: Final = 0.25
@@ -565,8 +564,8 @@ class HotUpdates:
     async def _listed(self, running: "_Running", new: bool) -> Outcome:
         """The version's endpoints into the table, or as they were."""
         asked = running.update.asked
-        ours = {endpoint_key(target.url) for target in asked.targets}
-        endpoints = tuple(target for target in self._targets(running) if endpoint_key(target.url) not in ours)
+        ours = {target.url for target in asked.targets}
+        endpoints = tuple(target for target in self._targets(running) if target.url not in ours)
         if new:
             endpoints = (*endpoints, *asked.targets)
         elif (table := self._table(running)) is not None and table.weights.get(asked.version):
@@ -585,7 +584,7 @@ class HotUpdates:
         outcome = _of(await self._desk.submit(update), f"{len(endpoints)} endpoints in the routing table")
         if isinstance(outcome, Failed):
             # An earlier try, whose answer was lost, may have been done.
-            return Failed(outcome.why, any(endpoint_key(target.url) in ours for target in self._targets(running)))
+            return Failed(outcome.why, any(target.url in ours for target in self._targets(running)))
         return outcome
 
     def _targets(self, running: "_Running") -> tuple[Target, ...]:

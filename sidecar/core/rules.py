@@ -322,8 +322,8 @@ def _unlike(known: Version | None, version: Version, policy: Service | None, upd
     said = update.engine or any(each is not None for each in (update.front, update.engine_model, update.chat_template))
     if policy is None or not update.endpoints or said:
         return ""
-    had = frozenset(() if known is None else [endpoint_key(target.url) for target in known.endpoints])
-    named = {endpoint_key(target.url) for target in update.endpoints} - had
+    had = frozenset(() if known is None else [target.url for target in known.endpoints])  # whatever it says: it stands
+    named = {endpoint_key(target.url) for target in update.endpoints if target.url not in had}
     way = version.engine, version.front, version.engine_model, version.chat_template
     for each in policy.endpoints:
         its = each.engine, each.front, each.engine_model, each.chat_template
