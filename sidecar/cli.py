@@ -506,7 +506,9 @@ def _add_model(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     status.add_argument("service", metavar="SERVICE", nargs="?")
     status.add_argument(
-        "--watch", action="store_true", help="tell each step until it is over; exit code 0 if it is done"
+        "--watch",
+        action="store_true",
+        help="tell each step until it is over, of SERVICE also if it is already; exit code 0 if it is done",
     )
 
 

@@ -212,7 +212,8 @@ def _begin(address: Listen, arguments: argparse.Namespace, body: bytes, by: str)
 
 def _status(address: Listen, arguments: argparse.Namespace) -> int:
     if arguments.watch:
-        live = [each for each in _asked(address, arguments.service) if each.live]
+        # Of a service that was named the last one is meant: an update may be over before somebody comes to watch it.
+        live = [each for each in _asked(address, arguments.service) if each.live or arguments.service is not None]
         if len(live) != 1:
             services = ", ".join(each.service for each in live)
             raise Unanswered(f"updates are under way in {services}: name one" if live else "no update is under way")

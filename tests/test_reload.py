@@ -278,6 +278,10 @@ def test_one_that_runs_may_be_watched(admin: Admin, capsys: pytest.CaptureFixtur
     assert run(admin, "status", "chat", "--watch", "--json") == 1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["phase"] for each in told] == ["running", "failed"]
+    for phase, code in (("done", 0), ("failed", 1)):
+        admin.says("/models/chat", update(phase), update(phase))
+        assert run(admin, "status", "chat", "--watch") == code, "it may be over before somebody watches"
+        assert capsys.readouterr().out.splitlines()[-1].split()[2] == f"{phase}:"
     admin.says("/models", [update("done")])
     assert run(admin, "status", "--watch") == 1
     assert "no update is under way" in capsys.readouterr().err
