@@ -444,9 +444,16 @@ class HotUpdates:
                     return Failed(answer.detail, doubted=True)
                 break
             outcome = errand.read(answers)
+            if isinstance(outcome, Failed) and not answers[-1].reached and self._may_wait(running):
+                return Again(outcome.why)
             if not isinstance(outcome, Errand):
                 return outcome
             errand = outcome
+
+    def _may_wait(self, running: "_Running") -> bool:
+        """Whether an engine that is away is waited for: not where it can be left as it is."""
+        task = running.update.task
+        return task is not None and (task.undo or task.step == "cache")
 
     async def _forgotten(self, running: "_Running", node: Node) -> Outcome:
         asked = running.update.asked

@@ -935,6 +935,42 @@ async def test_a_reload_under_streams_breaks_none(fails: bool) -> None:
         assert done in text
 
 
+@pytest.mark.parametrize("make", [triton, vllm])
+async def test_one_that_cannot_go_back_keeps_no_other_from_it(make: Callable[[int], tuple[Pod, list[Any]]]) -> None:
+    pod, engines = make(3)
+    last = list(pod.engines)[2]
+
+    def watched() -> None:
+        engines[2].down = engines[2].down or (pod.progress.step, pod.progress.place) == ("canary", last)
+
+    engines[2].break_at("generate", HANGS)
+    engines[2].break_at("/v1/completions", HANGS)
+    pod.clock.between.append(watched)
+    progress = await pod.does(replace(RELOAD if make is triton else ADAPTER, deadlines={"load": 30.0}))
+    assert progress.phase == "stuck" and "revert at" in progress.why and "cannot connect" in progress.why
+    assert [node.key for node in pod.service.nodes.values() if node.breaker.held_open] == [last]
+    if make is triton:
+        assert [engine.served["m"] for engine in engines[:2]] == [{"1": " old"}] * 2
+    else:
+        assert [engine.adapters["l1"] for engine in engines[:2]] == ["/old"] * 2
+
+
+async def test_an_engine_that_was_away_for_a_while_goes_back() -> None:
+    pod, engines = vllm()
+    engines[0].break_at("/v1/completions", HANGS)
+    away: list[float] = []
+
+    def watched() -> None:
+        if pod.progress.step == "canary" and not away:
+            away.append(pod.clock.now)
+        engines[0].down = bool(away) and pod.clock.now < away[0] + 100.0
+
+    pod.clock.between.append(watched)
+    progress = await pod.does(ADAPTER)
+    assert (progress.phase, engines[0].adapters["l1"]) == ("failed", "/old")
+    assert all(node.breaker.passes for node in pod.service.nodes.values())
+
+
 # Others who say something meanwhile.
 
 

@@ -7,7 +7,7 @@ look -> load -> ready -> cache -> canary -> weights -> drain -> unload          
       |  \\____ what is past taking back failed ---> UNFINISHED   the new model serves, and why the old one is there yet
       |
       +------ a step failed ---> UNDOING --- done --> FAILED      the old model serves, and why
-                                    +------- failed -> STUCK      and what could not be undone
+                                    +- one failed ---> STUCK      and what could not be undone; all else was
 ```
 
 The steps: `look` what is there, before anything is touched, at all endpoints; `load` the model; it says itself that it
@@ -21,7 +21,7 @@ all sidecars, and `drain` waits for its streams.
 2. A step is done, or is tried again until its time is over, or fails. What was asked and not answered may have been
    done: it is undone like what was.
 3. Undoing begins with the clients: the weights go back before anything else, and an endpoint whose old model is not
-   certainly back stays out of rotation, for an operator to say what he wants. The others serve.
+   certainly back stays out of rotation, for an operator to say what he wants. The others go back all the same.
 4. Past taking back is what the engine itself has ended: Triton lets go of the old version as the new one is ready, and
    an old model that was told to unload is not to be sent clients again, whether it obeyed or not.
 5. What was unloaded stays unloaded, if the next endpoint's turn fails: that was what was asked.
@@ -80,6 +80,8 @@ DEADLINES: Final[Mapping[Step, float]] = {
 default; `canary`: a first request compiles; `weights`: without a plan, which takes its own time."""
 
 MAX_DETAIL: Final = 300
+MAX_WHY: Final = 1000
+"""Characters, beyond which no further fault is added."""
 MAX_STEPPED: Final = 64
 """Steps that are remembered, the newest."""
 
@@ -147,9 +149,9 @@ class HotUpdate:
 
     __slots__ = (
         "_began",
-        "_doubted",
         "_past",
         "_step_began",
+        "_stuck",
         "_todo",
         "asked",
         "befores",
@@ -169,7 +171,7 @@ class HotUpdate:
         self._began = now
         self._step_began = now
         self._past: list[Task] = []
-        self._doubted = False
+        self._stuck = False
         self._todo: list[Task] = [Task("look", place) for place in looked_at(asked)]
         if not self._todo:
             self._todo = list(tasks_of(asked, {}))
@@ -221,7 +223,7 @@ class HotUpdate:
 
     def _ran_out(self, task: Task) -> None:
         if self.phase == "undoing":
-            self._move("failed")
+            self._move("stuck" if self._stuck else "failed")
         elif task.step == "look":
             fault = fault_of(self.asked, self.befores)
             if fault:
@@ -236,9 +238,12 @@ class HotUpdate:
         where = f" at {task.place}" if task.place else ""
         why = _told(failed.why)
         if self.phase == "undoing":
-            self.why = f"{self.why}; and {word_of(task)}{where} failed: {why}"
-            self._todo.clear()
-            self._move("stuck")
+            if len(self.why) < MAX_WHY:
+                self.why = f"{self.why}; and {word_of(task)}{where} failed: {why}"
+            self._stuck = True
+            self._todo = [other for other in self._todo if other.place != task.place]
+            if not self._todo:
+                self._move("stuck")
             return
         self.why = f"{word_of(task)}{where} failed: {why}"
         if is_past_taking_back(self.asked, task):
