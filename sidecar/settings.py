@@ -130,7 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--upstream",
         metavar="URL",
         action="append",
-        help="an engine: http://host:port, https://host:port or unix:///path; may be repeated",
+        help="an engine with vLLM's API, others by --policy: http://host:port, https://host:port or unix:///path; "
+        "may be repeated",
     )
     traffic.add_argument("--policy", metavar="FILE|DIR", help="policy files, reloaded when they change")
     traffic.add_argument("--tls-cert", metavar="FILE", help="PEM chain: the listener speaks TLS")
