@@ -205,7 +205,10 @@ class HotUpdates:
 
     def _service_of(self, wanted: Wanted) -> ServiceState | None:
         if wanted.service:
-            return self._fleet.services.get(ServiceName(wanted.service))
+            name = ServiceName(wanted.service)
+            if name not in self._fleet.services:
+                self._fleet.wake(name)
+            return self._fleet.services.get(name)
         return self._fleet.service_for(wanted.model)
 
     # How far it is.
@@ -521,9 +524,15 @@ class HotUpdates:
         if node.breaker.held_open and not _is_ours(node):
             return Done(f"out of rotation by {node.breaker.by}")
         wakes = asked.kind == "sleep" and asked.action == "load"
-        needed = node.breaker.passes and not (asked.anyway or wakes)
-        if needed and not others_serve(running.service, asked.model, (node.key,), self._clock()):
-            return Again(f"nobody else of {running.service.name} may serve")
+        if not (asked.anyway or wakes):
+            # An order is about the address: it rests for all services that have it.
+            for service in self._fleet.services.values():
+                shared = service.nodes.get(node.key)
+                model = asked.model if service is running.service else ""
+                if shared is None or shared.draining or not shared.breaker.passes:
+                    continue
+                if not others_serve(service, model, (node.key,), self._clock()):
+                    return Again(f"nobody else of {service.name} may serve")
         self._order(node.key, "open", _by(running.update), inf)
         return Done("out of rotation")
 

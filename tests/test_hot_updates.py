@@ -971,6 +971,24 @@ async def test_an_engine_that_was_away_for_a_while_goes_back() -> None:
     assert all(node.breaker.passes for node in pod.service.nodes.values())
 
 
+async def test_an_endpoint_that_another_service_has_alone_does_not_rest() -> None:
+    pod, engines = triton()
+    other = replace(pod.policy, name="alone", models=("other",), endpoints=pod.policy.endpoints[:1])
+    pod.fleet.put(other, pod.clock.now)
+    progress = await pod.does(RELOAD)
+    assert (progress.phase, pod.orders) == ("failed", [])
+    assert "rest at t0:80 failed: not within 5 s: nobody else of alone may serve" in progress.why
+    assert (await pod.does(replace(RELOAD, rest=False))).phase == "done"
+    assert [engine.served["m"] for engine in engines] == [{"2": " Paris"}] * 2
+
+
+async def test_a_service_that_sleeps_is_woken() -> None:
+    pod, _ = triton()
+    asleep = pod.fleet.services.pop(NAME)
+    pod.fleet.wake = lambda name: pod.fleet.services.update({name: asleep})
+    assert (await pod.does(replace(RELOAD, service=NAME))).phase == "done"
+
+
 # Others who say something meanwhile.
 
 
