@@ -83,7 +83,8 @@ class Repository:
         if self._version:
             if not (config or before.config):
                 return Failed(
-                    f"of a model that is not loaded version {self._version} can be loaded with a config alone"
+                    f"version {self._version[:20]} goes into the model's configuration, which Triton tells of a loaded "
+                    "model alone: give it with --config"
                 )
             config = _with_versions(config or before.config, (self._version,))
             if not config:

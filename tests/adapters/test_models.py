@@ -129,6 +129,13 @@ def test_unload_says_200_to_everybody_and_the_index_tells() -> None:
     assert isinstance(read(TOY.unload(), Answer(500, b"no")), Failed)
 
 
+def test_a_version_of_what_tells_no_configuration_wants_one() -> None:
+    second = Repository("toy_llm", version="2")
+    failed = second.load(Before(False))
+    assert isinstance(failed, Failed) and failed.why.endswith("give it with --config")
+    assert isinstance(Repository("toy_llm", config='{"name":"toy_llm"}', version="2").load(Before(False)), Errand)
+
+
 def test_the_old_version_comes_back_by_its_number() -> None:
     first = TOY.revert(LOADED)
     assert sent(first) == [("POST /v2/repository/index", {})]
