@@ -210,6 +210,7 @@ def test_stream_of_a_killed_stub_neither_goes_on_nor_ends(triton: Triton) -> Non
     with post(triton.address, "/v2/models/silent/generate_stream", body, timeout_s=SILENCE_S) as exchange:
         said = exchange.head().events()
         assert [b"v1-" in next(said) for _ in range(3)] == [True] * 3
+        time.sleep(0.1)
         os.kill(triton.stub_pid("silent"), signal.SIGKILL)
         with pytest.raises(TimeoutError):
             next(said)
