@@ -406,7 +406,7 @@ class Apart:
             return Sleep(level).unload()
         if how == "terminate" and front_of(endpoint) == "gateway":
             return Errand((Request(b"GET", b"/terminate"),), self._terminated, acts=True)
-        return Failed(f"a {endpoint.engine} server of kind {front_of(endpoint)} does not know how to {how}")
+        return Failed(f"{endpoint.engine}/{front_of(endpoint)} does not know how to {how}")
 
     def _is_well(self, answers: Sequence[Answer]) -> Outcome:
         return Done() if answers[0].status == 200 else Again(_words(answers[0]))

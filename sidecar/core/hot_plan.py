@@ -133,10 +133,9 @@ def _in_place(wanted: Wanted, service: ServiceState, now: float) -> Asked | Refu
     nodes = named or [node for node in service.nodes.values() if not node.draining and _is(node, engine, front)]
     for node in nodes:
         if not _is(node, engine, front):
-            said = f"{node.key} is a {node.endpoint.engine} server of kind {front_of(node.endpoint)}"
-            return Refused("invalid", f"{said}: {wanted.kind} is for {engine}'s of kind {front}")
+            return Refused("invalid", f"{_called(node)}: {wanted.kind} is for {engine}/{front}")
     if not nodes:
-        return Refused("not_found", f"{service.name} has no endpoint of {engine}")
+        return Refused("not_found", f"{wanted.kind} is for {engine}/{front}, and {service.name} has no such endpoint")
     if len(nodes) > MAX_PLACES:
         return Refused("exhausted", f"{len(nodes)} endpoints are more than {MAX_PLACES}: name some")
     # Who is out of rotation already, by an update that was interrupted say, has his turn first: he takes nothing away.
@@ -217,8 +216,7 @@ def _version(wanted: Wanted, service: ServiceState, table: Table | None) -> Aske
             return Refused("invalid", f"the others keep a part of the traffic, and cannot {wanted.leaving}")
         for node in leaving:
             if not _is(node, *_LEAVES[wanted.leaving]):
-                said = f"{node.key} is a {node.endpoint.engine} server of kind {front_of(node.endpoint)}"
-                return Refused("invalid", f"{said}, which does not {wanted.leaving}")
+                return Refused("invalid", f"{_called(node)}, which does not {wanted.leaving}")
     keys = tuple(endpoint_key(target.url) for target in targets)
     return Asked(
         service=service.name,
@@ -288,6 +286,10 @@ def _serves(node: Node) -> bool:
 
 def _is(node: Node, engine: Engine, front: str) -> bool:
     return node.endpoint.engine == engine and front_of(node.endpoint) == front
+
+
+def _called(node: Node) -> str:
+    return f"{node.key} is {node.endpoint.engine}/{front_of(node.endpoint)}"
 
 
 def _deadlines(wanted: Wanted, service: ServiceState) -> dict[str, float]:

@@ -88,10 +88,10 @@ def test_who_is_out_of_rotation_has_his_turn_first() -> None:
 @pytest.mark.parametrize(
     ("wanted", "code", "words"),
     [
-        (replace(RELOAD, endpoints=("v1:80",)), "invalid", "v1:80 is a vllm server of kind openai: repository is for"),
-        (replace(RELOAD, endpoints=("t3:80",)), "invalid", "t3:80 is a triton server of kind openai"),
+        (replace(RELOAD, endpoints=("v1:80",)), "invalid", "v1:80 is vllm/openai: repository is for"),
+        (replace(RELOAD, endpoints=("t3:80",)), "invalid", "t3:80 is triton/openai: repository is for triton/generate"),
         (replace(RELOAD, endpoints=("x:80",)), "not_found", "x:80 is no endpoint of chat"),
-        (replace(SLEEP, endpoints=("t1:80",)), "invalid", "sleep is for vllm's of kind openai"),
+        (replace(SLEEP, endpoints=("t1:80",)), "invalid", "sleep is for vllm/openai"),
     ],
 )
 def test_engines_that_cannot(wanted: Wanted, code: str, words: str) -> None:
@@ -114,7 +114,7 @@ def test_who_gets_no_traffic_or_has_another_model_cannot_stand_in() -> None:
 
 def test_an_engine_that_is_not_there() -> None:
     _, service = fleet(Endpoint(url="http://v1:80"))
-    assert refused(RELOAD, service).message == "chat has no endpoint of triton"
+    assert refused(RELOAD, service).message == "repository is for triton/generate, and chat has no such endpoint"
 
 
 def test_who_would_be_the_last_to_serve() -> None:
@@ -162,7 +162,7 @@ def test_endpoints_of_a_version_that_are_new() -> None:
         (replace(MOVE, version="v1"), "conflict", "version 'v1' has traffic already"),
         (replace(MOVE, action="unload", version="v1"), "conflict", "no other version of chat has traffic"),
         (replace(MOVE, engine_model="x"), "invalid", "are said with new endpoints"),
-        (replace(MOVE, leaving="unload"), "invalid", "o:80 is a vllm server of kind openai, which does not unload"),
+        (replace(MOVE, leaving="unload"), "invalid", "o:80 is vllm/openai, which does not unload"),
         (replace(MOVE, leaving="sleep", weight=0.5), "invalid", "the others keep a part of the traffic"),
     ],
 )
