@@ -23,7 +23,7 @@ import uvloop
 
 from sidecar.demo.connection import Connection, Request
 from sidecar.demo.dialect import JSON, SHAPES, Ask, Embeddings, Spec, VllmShape, error_body, quoted
-from sidecar.demo.others import MII_SHAPES, Generate, OtherShape, triton_ask, triton_model, triton_page
+from sidecar.demo.others import MII_SHAPES, Generate, OtherShape, triton_ask, triton_model, triton_page, triton_unknown
 from sidecar.demo.reply import Reply, head
 from sidecar.demo.script import Fault, Kind, Script
 from sidecar.demo.wheel import Wheel
@@ -252,9 +252,8 @@ class Engine:
             return
         if not script.any_model and ask.model and ask.model not in script.models:
             counters.refused += 1
-            self._say(
-                connection, request, 404, shape.error(404, f"The model `{ask.model}` does not exist.", param='"model"')
-            )
+            words = f"The model `{ask.model}` does not exist." if model is None else triton_unknown(ask.model)
+            self._say(connection, request, 404, shape.error(404, words, param='"model"'))
             return
         if not request_id:
             self._ids += 1

@@ -162,6 +162,11 @@ def triton_ask(model: str, body: bytes) -> tuple[Ask, str]:
     return Ask(model=model, stream=True, max_tokens=asked.max_tokens), asked.id
 
 
+def triton_unknown(model: str) -> str:
+    """What Triton says of a model that it does not have; its status alone could be another server's."""
+    return f"Request for unknown model: '{model}' is not found"
+
+
 def triton_page(path: bytes, models: tuple[str, ...]) -> bytes | None:
     """What Triton's pages say, all well; None where it has no such page."""
     if path in (b"/v2/health/ready", b"/v2/health/live"):

@@ -47,6 +47,15 @@ async def test_a_tritons_errors_name_neither_type_nor_code() -> None:
         assert (got.status, json.loads(got.body)) == (400, {"error": "Stub process 'm_0_0' is not healthy."})
 
 
+async def test_a_triton_says_that_it_does_not_have_a_model_as_the_real_one_does() -> None:
+    async with (
+        Engine(Script(engine="triton", models=("x",), any_model=False)) as engine,
+        connect(engine.port) as client,
+    ):
+        got = await client.ask(generate(), b"POST")
+        assert (got.status, json.loads(got.body)) == (404, {"error": "Request for unknown model: 'm' is not found"})
+
+
 async def test_a_tritons_pages() -> None:
     async with Engine(TRITON) as engine, connect(engine.port) as client:
         for path, status in ((b"/v2/health/ready", 200), (b"/v2/models/m/ready", 200), (b"/v2/models/x/ready", 404)):
