@@ -85,7 +85,8 @@ def _checked(name: str, value: int | float | str) -> int | float:
         raise _bad(f"{name}: expected an integer")
     low, high = whole if whole is not None else _REAL[name]
     if not isfinite(number) or not low <= number <= high or (number == 0 and name in _NOT_ZERO):
-        raise _bad(f"{name}: {number} is out of range, {'above' if name in _NOT_ZERO else 'from'} {low:g} to {high:g}")
+        bound = "above" if name in _NOT_ZERO else "from"
+        raise _bad(f"{name}: {number} is out of range, {bound} {low:,.15g} to {high:,.15g}")
     return number
 
 
