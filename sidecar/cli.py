@@ -636,7 +636,7 @@ def _release(arguments: argparse.Namespace) -> int:
 
 
 def _reload(arguments: argparse.Namespace) -> int:
-    from sidecar.reload import ask
+    from sidecar.models import ask
 
     return ask(arguments)
 

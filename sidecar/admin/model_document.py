@@ -1,15 +1,14 @@
 """A model update as JSON: what `POST /models` takes and `sidecar model` sends. Strict, as an update of a table is."""
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from sidecar.admin.update import once, plan_of
+from sidecar.admin.update import once, plan_of, read_span, write_span
 from sidecar.core.hot_plan import Wanted
 from sidecar.core.hot_update import Action, Canary, Kind, Leaving
-from sidecar.policy.duration import format_seconds, parse_span
-from sidecar.policy.schema import PlanDocument, Seconds, Span
+from sidecar.policy.schema import PlanDocument, Span
 
 CANARY_TOKENS = 16
 """Of an answer that is to contain something, unless it is said."""
@@ -100,17 +99,5 @@ def wanted_of(document: ModelDocument, by: str) -> Wanted:
     )
 
 
-def _read(kind: type, value: object) -> Any:
-    if kind is Span and isinstance(value, str):
-        return Span(parse_span(value))
-    raise ValueError("expected a duration such as 90s")
-
-
-def _write(value: object) -> str:
-    if isinstance(value, Seconds):
-        return format_seconds(value)
-    raise NotImplementedError(f"no JSON for {type(value)}")
-
-
-_DECODER = msgspec.json.Decoder(ModelDocument, dec_hook=_read)
-_ENCODER = msgspec.json.Encoder(enc_hook=_write)
+_DECODER = msgspec.json.Decoder(ModelDocument, dec_hook=read_span)
+_ENCODER = msgspec.json.Encoder(enc_hook=write_span)

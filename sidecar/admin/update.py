@@ -119,17 +119,19 @@ def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
-def _read(kind: type, value: object) -> Any:
+def read_span(kind: type, value: object) -> Any:
+    """For msgspec decoders: a duration as it is written."""
     if kind is Span and isinstance(value, str):
         return Span(parse_span(value))
     raise ValueError("expected a duration such as 90s")
 
 
-def _write(value: object) -> str:
+def write_span(value: object) -> str:
+    """For msgspec encoders, likewise."""
     if isinstance(value, Seconds):
         return format_seconds(value)
     raise NotImplementedError(f"no JSON for {type(value)}")
 
 
-_DECODER = msgspec.json.Decoder(UpdateDocument, dec_hook=_read)
-_ENCODER = msgspec.json.Encoder(enc_hook=_write)
+_DECODER = msgspec.json.Decoder(UpdateDocument, dec_hook=read_span)
+_ENCODER = msgspec.json.Encoder(enc_hook=write_span)

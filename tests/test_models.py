@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar import reload
+from sidecar import models
 from sidecar.admin.model_document import parse_wanted
 from sidecar.cli import main
 from sidecar.core.hot_plan import Wanted
@@ -59,7 +59,7 @@ def run(admin: Admin, *words: str) -> int:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reload, "WATCH_S", 0.001)
+    monkeypatch.setattr(models, "WATCH_S", 0.001)
 
 
 def begins(admin: Admin, *pages: dict[str, Any]) -> None:
@@ -250,8 +250,8 @@ def test_a_sidecar_that_answers_no_more_is_given_up_after_a_minute(
             raise Unanswered("no sidecar answers: timed out") from TimeoutError()
         raise Unanswered("no sidecar answers: refused") from ConnectionRefusedError()
 
-    monkeypatch.setattr(reload, "WATCH_S", 0.2)
-    monkeypatch.setattr(reload, "exchange", exchange)
+    monkeypatch.setattr(models, "WATCH_S", 0.2)
+    monkeypatch.setattr(models, "exchange", exchange)
     monkeypatch.setattr(time, "sleep", waited.append)
     assert main(["model", "load", "m", "--by", "ann", "--admin", "127.0.0.1:1"]) == 1
     assert "no sidecar answers" in capsys.readouterr().err
