@@ -266,7 +266,7 @@ def test_sigstop_opens_the_breaker_on_evidence_and_a_probe_closes_it(vllm: Vllm,
         finally:
             os.kill(core, signal.SIGCONT)
     assert _wait_for(sidecar, 200).status == 200
-    assert sidecar.breaker("node", vllm.address) == "closed"
+    sidecar.wait_breaker("node", vllm.address, "closed", within_s=2)  # agreed on by way of the log
     assert sidecar.in_flight() == 0
     vllm.wait_running(0, within_s=5)  # what we cut was given back to the engine
 
@@ -286,7 +286,7 @@ def test_frozen_front_of_the_engine_is_cut_at_the_gap_deadline(vllm: Vllm, front
         finally:
             vllm.signal_api(signal.SIGCONT)
     assert _wait_for(sidecar, 200).status == 200
-    assert sidecar.breaker("node", vllm.address) == "closed"
+    sidecar.wait_breaker("node", vllm.address, "closed", within_s=2)  # agreed on by way of the log
     vllm.wait_running(0, within_s=5)
 
 
@@ -312,7 +312,7 @@ def test_sigkill_of_the_core_passes_its_error_on_and_a_new_engine_closes_the_bre
 
     assert vllm_keeper.ready() is not vllm  # as a pod restarts its container: the same address
     assert _wait_for(sidecar, 200).status == 200
-    assert sidecar.breaker("node", vllm.address) == "closed"
+    sidecar.wait_breaker("node", vllm.address, "closed", within_s=2)  # agreed on by way of the log
 
 
 def test_sigterm_of_the_engine_leaves_no_client_hanging(
