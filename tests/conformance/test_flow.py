@@ -84,9 +84,9 @@ async def test_client_that_does_not_read_stops_the_upstream(kind: str) -> None:
         sidecar(upstream) as proxy,
         proxy.client(rcvbuf=SMALL) as client,
     ):
-        await client.send(chat() if kind == "stream" else request())
-        await client.seen(b"\r\n\r\n")
         client.transport.pause_reading()
+        await client.send(chat() if kind == "stream" else request())
+        await eventually(lambda: bool(upstream.requests), "the request upstream")
         peer = upstream.connections[0]
         total = len(head + body)
         await steady(lambda: pushed(peer, total))
