@@ -34,7 +34,6 @@ SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
     deadline=None,
-    derandomize=False,
     print_blob=True,
     # As it was found: to shrink it takes minutes (`make invariants` does, by its seed), and it is told once.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
