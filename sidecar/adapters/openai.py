@@ -12,9 +12,6 @@ from msgspec.json import Encoder
 from sidecar.wire.call import Api
 
 DONE: Final = b"data: [DONE]\n\n"
-JSON: Final = b"application/json"
-SSE: Final = b"text/event-stream; charset=utf-8"
-EMPTY: Final = b'""'
 
 _CHAT: Final = Api.CHAT
 _encode: Final = Encoder().encode
