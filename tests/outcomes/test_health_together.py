@@ -1,6 +1,7 @@
 """Several sidecars that ask for the truth: one finds out, all of them know, and nobody's request was needed."""
 
 import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.schema import Endpoint, HealthCheck, NodeBreaker, Seconds, Shared
 from tests.harness import eventually
 from tests.outcomes.pods import SERVICE, Pod, pods
-from tests.servers import valkey
+from tests.servers import Server, valkey
 from tests.under_test import node_breaker, service
 
 TRUTH = HealthCheck(
@@ -32,7 +33,9 @@ def breaker(pod: Pod, engine: Engine) -> tuple[State, bool, str]:
     return found.state, found.shared, found.evidence
 
 
-async def test_a_dead_engine_is_everybody_s_and_comes_back_without_a_request(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def one_sick(tmp_path: Path) -> AsyncIterator[tuple[Server, list[Engine], list[Pod], Engine]]:
+    """A server, three engines, three sidecars that ask for the truth, and the engine that all found to be dead."""
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(valkey(tmp_path / "server"))
         engines = [await stack.enter_async_context(Engine(Script(models=("m",)))) for _ in range(3)]
@@ -49,6 +52,11 @@ async def test_a_dead_engine_is_everybody_s_and_comes_back_without_a_request(tmp
         await eventually(
             lambda: all(breaker(pod, sick)[:2] == (State.OPEN, True) for pod in three), "all to agree that it is open"
         )
+        yield server, engines, three, sick
+
+
+async def test_a_dead_engine_is_everybody_s_and_comes_back_without_a_request(tmp_path: Path) -> None:
+    async with one_sick(tmp_path) as (_server, engines, three, sick):
         assert all("of ours for one token failed" in breaker(pod, sick)[2] for pod in three)
         sick.heal()
         await eventually(lambda: all(breaker(pod, sick)[0] is State.CLOSED for pod in three), "all to agree again")
@@ -61,22 +69,7 @@ async def test_a_dead_engine_is_everybody_s_and_comes_back_without_a_request(tmp
 
 
 async def test_while_the_log_is_away_each_finds_out_by_itself(tmp_path: Path) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(valkey(tmp_path / "server"))
-        engines = [await stack.enter_async_context(Engine(Script(models=("m",)))) for _ in range(3)]
-        plan = service(
-            *[Endpoint(url=engine.url) for engine in engines],
-            health_check=TRUTH,
-            breakers=replace(node_breaker(), node=RULE),
-            shared=Shared(quorum=2),
-        )
-        three = await stack.enter_async_context(pods([server.url] * 3, plan, tmp_path))
-        await eventually(lambda: all(pod.running.logbook.replica.members == 3 for pod in three), "all to be there")
-        sick = engines[1]
-        sick.fail(Fault(kind=Kind.STATUS, status=500))
-        await eventually(
-            lambda: all(breaker(pod, sick)[:2] == (State.OPEN, True) for pod in three), "all to agree that it is open"
-        )
+    async with one_sick(tmp_path) as (server, _engines, three, sick):
         await server.kill()
         await eventually(lambda: not any(breaker(pod, sick)[1] for pod in three), "each to be alone")
         for _ in range(2):
