@@ -38,6 +38,10 @@ class Reason(StrEnum):
     HEAD_TOO_LARGE = "head_too_large"
     UNKNOWN_MODEL = "unknown_model"
     UNSUPPORTED = "unsupported"
+    UNAUTHORIZED = "unauthorized"
+    QUEUE_TIMEOUT = "queue_timeout"
+    PREEMPTED = "preempted"
+    QUOTA_EXCEEDED = "quota_exceeded"
     INTERNAL = "internal"
 
 
@@ -65,6 +69,10 @@ STATUS = MappingProxyType(
         Reason.HEAD_TOO_LARGE: 431,
         Reason.UNKNOWN_MODEL: 404,
         Reason.UNSUPPORTED: 400,
+        Reason.UNAUTHORIZED: 401,
+        Reason.QUEUE_TIMEOUT: 408,
+        Reason.PREEMPTED: 503,
+        Reason.QUOTA_EXCEEDED: 429,
         Reason.INTERNAL: 500,
     }
 )

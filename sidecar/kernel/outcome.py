@@ -50,6 +50,7 @@ class Ending(StrEnum):
     CLIENT_SLOW = "client_slow"
     CLIENT_MALFORMED = "client_malformed"
     ABANDONED = "abandoned"
+    PREEMPTED = "preempted"
 
 
 class Verdict:
@@ -101,6 +102,8 @@ DOCTRINE: Final[dict[Ending, Verdict]] = {
     Ending.CLIENT_MALFORMED: Verdict(_I, _I, False, Reason.BAD_REQUEST),
     # We gave the attempt up for a reason of our own (drain, shutdown): nobody's fault.
     Ending.ABANDONED: Verdict(_I, _I, False, Reason.DRAINING),
+    # We gave it up to make room for a class that may not wait.
+    Ending.PREEMPTED: Verdict(_I, _I, False, Reason.PREEMPTED),
 }
 
 HANGS: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.TOKEN_GAP_TIMEOUT})

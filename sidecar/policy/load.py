@@ -29,6 +29,7 @@ from sidecar.policy.schema import (
     MeshBreakerDocument,
     PolicyDocument,
     QosPolicy,
+    Quota,
     ReadyWhen,
     Seconds,
     Service,
@@ -151,6 +152,7 @@ class _Assembly:
         self._faults = Faults()
         self._services: dict[str, Service] = {}
         self._qos: dict[str, QosPolicy] = {}
+        self._quotas: dict[str, Quota] = {}
         self._mesh: dict[str, MeshBreaker] = {}
         self._identity = Identity()
         self._ready_when: ReadyWhen = "any"
@@ -185,6 +187,7 @@ class _Assembly:
             services=services,
             identity=self._identity,
             qos_policies=tuple(self._qos.values()),
+            quotas=tuple(self._quotas.values()),
             ready_when=self._ready_when,
             mesh_breakers=mesh,
             warnings=tuple(warnings),
@@ -226,6 +229,9 @@ class _Assembly:
         for index, qos in enumerate(policy.qos_policies):
             if self._define(f"qos policy {qos.name}", judge, ("qos_policies", index), "name"):
                 self._qos[qos.name] = qos
+        for index, quota in enumerate(policy.quotas):
+            if self._define(f"quota {quota.name}", judge, ("quotas", index), "name"):
+                self._quotas[quota.name] = quota
         if "ready_when" in values and self._define("ready_when", judge, ("ready_when",)):
             self._ready_when = policy.ready_when
 
@@ -259,8 +265,6 @@ class _Assembly:
 
     def _warn(self, services: tuple[Service, ...], mesh: tuple[MeshBreaker, ...], warnings: list[str]) -> None:
         warnings_of(services, self._identity, warnings.append)
-        if self._qos:
-            warnings.append("qos_policies are read, but not acted on in this version")
         for rule in mesh:
             if rule.fallback_service and rule.fallback_service not in self._services:
                 where = f"CircuitBreakerPolicy for scope {rule.scope}"

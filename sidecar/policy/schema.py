@@ -309,11 +309,42 @@ class HealthCheck(Strict, frozen=True, kw_only=True):
     canary_interval_s: Seconds = field(name="canary_interval", default=Seconds(30))
 
 
+Weight = Annotated[float, Meta(ge=0.001, le=1000)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
+
+
+class Admission(Strict, frozen=True, kw_only=True):
+    """Who may run now, who waits and who is told to come back (docs/qos.md).
+
+    `mode` `auto`: `enforce` where the policy has `qos_policies`, else `off`; `shadow`: all is judged and counted,
+    nobody waits or is refused. `limit` `learned`: requests in flight per endpoint, learnt from its first tokens and its
+    queue, from `concurrency` on, between `min` and `max`, one that is slower than `tolerance` times its own baseline is
+    full; `fixed`: `concurrency`. `queue`: requests of the service that may wait; 0: none. `warning_ratio` of its SLA
+    used up, a class that is not preemptible displaces those that are. `reserve`: the part of all turns that goes to the
+    classes whose requests have waited past their own SLA, whatever their priority; 0: strict. `tenant_weights`: of the
+    tokens of a class, to tenants that ask for more than there is; 1 where not named.
+    """
+
+    mode: Literal["auto", "enforce", "shadow", "off"] = "auto"
+    limit: Literal["learned", "fixed"] = "learned"
+    concurrency: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    min: Annotated[int, Meta(ge=1, le=100_000)] = 4
+    max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
+    tolerance: Annotated[float, Meta(ge=1.1, le=100)] = 2.0
+    queue: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    warning_ratio: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
+    reserve: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
+    tenant_weights: Annotated[dict[Text, Weight], Meta(max_length=10_000)] = {}
+
+
 class Service(Strict, frozen=True, kw_only=True):
     """One set of endpoints behind one set of model names.
 
     `models` empty: reached as a fallback only. `split`: parts per version, empty: any version. `fallback` empty: none.
-    `cache_salt` `tenant`: a vLLM's prefix cache is shared within a tenant only (docs/engines.md).
+    `cache_salt` `tenant`: a vLLM's prefix cache is shared within a tenant only (docs/engines.md). `tokenizer`: file
+    `tokenizer.json`, or the folder it is in, to count prompts with; empty: they are estimated. `request_tokens`: what
+    one request may ask for as its answer, times 1.2 for a stream and its class's `budget_factor`; 0: as much as it
+    likes.
     """
 
     name: Name
@@ -332,44 +363,136 @@ class Service(Strict, frozen=True, kw_only=True):
     cache_salt: Literal["off", "tenant"] = "off"
     limits: Limits = Limits()
     health_check: HealthCheck = HealthCheck()
+    admission: Admission = Admission()
+    tokenizer: Text = ""
+    request_tokens: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
 
 
 class Source(Strict, frozen=True, kw_only=True):
-    """Where a session or tenant is read: exactly one of the three."""
+    """Where a session, tenant or class is read: exactly one of header, jwt_claim and body.
+
+    `loopback`: a header that is believed from peers on this machine only; from others it goes no further.
+    """
 
     header: HeaderName = ""
     jwt_claim: Annotated[str, Meta(max_length=128, pattern=PRINTABLE, description=PRINTABLE_WORDS)] = ""
     body: Literal["", "user"] = ""
+    loopback: bool = False
+
+
+JwtAlgorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""Signatures by a private key alone: with a shared secret whoever checks a token could make one."""
+
+Claim = Annotated[str, Meta(min_length=1, max_length=512, pattern=PRINTABLE, description=PRINTABLE_WORDS)]
+
+
+class JwtProvider(Strict, frozen=True, kw_only=True):
+    """Who makes tokens, and how its signatures are checked. Exactly one of `jwks_file` and `jwks_url`.
+
+    `audiences` empty: any. The keys of a URL are read again every `refresh`, and at a key id that they do not have;
+    while they cannot be, the last ones serve for `stale`. `leeway`: how far its clock may be off. `max_age`: how old
+    (`iat`) a token may be; None: as old as its `exp` lets it. `tls_ca` empty: the system's authorities.
+    """
+
+    issuer: Claim
+    audiences: Annotated[tuple[Claim, ...], Meta(max_length=100)] = ()
+    jwks_file: Text = ""
+    jwks_url: Annotated[str, Meta(max_length=1024, extra_json_schema={"pattern": "^$|^https?://"})] = ""
+    tls_ca: Text = ""
+    algorithms: Annotated[tuple[JwtAlgorithm, ...], Meta(min_length=1, max_length=10)] = ("RS256", "ES256")
+    refresh_s: LongSeconds = field(name="refresh", default=LongSeconds(300))
+    stale_s: LongSeconds = field(name="stale", default=LongSeconds(86400))
+    leeway_s: Seconds = field(name="leeway", default=Seconds(30))
+    max_age_s: Span | None = field(name="max_age", default=None)
 
 
 class Jwt(Strict, frozen=True, kw_only=True):
-    """Whose tokens are believed; no issuer: no token is read.
+    """Whose tokens are believed; no issuer and no provider: no token is read.
 
-    The mesh in front of us verified the signature (`verified_by`); we read claims of tokens whose `iss` is listed.
+    `verified_by` `mesh`: what is in front of us verified the signature, we read claims of tokens whose `iss` is listed
+    in `issuers`; with `claims_header` they are read from that header instead (base64url JSON, as Istio's
+    `outputPayloadToHeader` writes it), from peers on this machine only. `sidecar`: we verify, by `providers`; a token
+    that is not good is refused, and with `required` so is a request that has none.
     """
 
     issuers: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=512)], ...], Meta(max_length=100)] = ()
-    verified_by: Literal["mesh"] = "mesh"
+    verified_by: Literal["mesh", "sidecar"] = "mesh"
+    claims_header: HeaderName = ""
+    providers: Annotated[tuple[JwtProvider, ...], Meta(max_length=20)] = ()
+    required: bool = False
 
 
 Sources = Annotated[tuple[Source, ...], Meta(max_length=16)]
 
 
 class Identity(Strict, frozen=True, kw_only=True):
-    """Where session and tenant are read: the first source that is present. Empty: nothing is read."""
+    """Where session, tenant and class are read: the first source that is present. Empty: nothing is read."""
 
     session: Sources = (Source(header="x-session-id"), Source(jwt_claim="sid"), Source(body="user"))
     tenant: Sources = (Source(jwt_claim="tenant"), Source(header="x-tenant-id"))
+    qos_class: Sources = field(name="class", default=(Source(header="x-sidecar-priority"), Source(jwt_claim="class")))
     jwt: Jwt = Jwt()
 
 
+Modality = Literal["", "text", "voice", "code"]
+
+
+class QosMatch(Strict, frozen=True, kw_only=True):
+    """What a request must be: all that is given holds. `value` is a glob over the header's or the claim's value."""
+
+    header: HeaderName = ""
+    jwt_claim: Annotated[str, Meta(max_length=128, pattern=PRINTABLE, description=PRINTABLE_WORDS)] = ""
+    value: Glob = "*"
+    path: Annotated[str, Meta(max_length=256, pattern=PRINTABLE, description=PRINTABLE_WORDS)] = ""
+    model: Annotated[str, Meta(max_length=256, pattern=PRINTABLE, description=PRINTABLE_WORDS)] = ""
+    tenant: Annotated[str, Meta(max_length=256, pattern=PRINTABLE, description=PRINTABLE_WORDS)] = ""
+    modality: Modality = ""
+
+
+DEFAULT_CLASS = "default"
+"""The class of requests that no class names or matches; a policy may define it."""
+
+
 class QosPolicy(Strict, frozen=True, kw_only=True):
-    """A class of requests. Read, but not acted on in this version."""
+    """A class of requests. The higher `priority` goes first, those of one priority by `weight`.
+
+    `latency_sla_ms`: from a request's arrival to its first token, or, of an answer that is no stream, until it is sent
+    to an engine. `preemptible`: it waits, and is evicted before its first byte, for a class that is not and is about to
+    break its SLA; with `evict` `streams` also after it. `late` `reject`: what can no longer meet the SLA is refused.
+    `max_wait`: the longest wait for a turn. `budget_factor`: of a request's own token budget. `match`: any of these
+    makes a request of this class, unless `identity.class` names one; empty: only what names it.
+    """
 
     name: Name
     latency_sla_ms: Annotated[int, Meta(ge=1, le=3_600_000)]
     preemptible: bool = False
     priority: Annotated[int, Meta(ge=0, le=9)] = 5
+    weight: Weight = 1.0
+    late: Literal["serve", "reject"] = "serve"
+    evict: Literal["waiting", "streams"] = "waiting"
+    max_wait_s: Seconds = field(name="max_wait", default=Seconds(30))
+    budget_factor: Annotated[float, Meta(ge=0.1, le=10)] = 1.0
+    match: Annotated[tuple[QosMatch, ...], Meta(max_length=100)] = ()
+
+
+class Quota(Strict, frozen=True, kw_only=True):
+    """What each tenant that `tenant` (a glob) fits may use of `models` (globs), over all sidecars. None: no bound.
+
+    A minute and a day are sliding. `concurrency`: requests under way. `when_log_away` `share`: while the transaction
+    log cannot be reached, each sidecar goes on within its part, the limit over as many sidecars as there last were;
+    `refuse`: nothing is admitted. Every quota that fits holds; `off` holds nothing.
+    """
+
+    name: Name
+    tenant: Glob = "*"
+    models: Globs = ("*",)
+    tokens_per_minute: Tokens | None = None
+    tokens_per_day: Tokens | None = None
+    requests_per_minute: Tokens | None = None
+    requests_per_day: Tokens | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    mode: Mode = "enforce"
+    when_log_away: Literal["share", "refuse"] = "share"
 
 
 ReadyWhen = Literal["local", "any", "always"]
@@ -383,6 +506,7 @@ class PolicyDocument(Strict, frozen=True, kw_only=True):
     services: Annotated[tuple[Service, ...], Meta(max_length=1000)] = ()
     identity: Identity = Identity()
     qos_policies: Annotated[tuple[QosPolicy, ...], Meta(max_length=100)] = ()
+    quotas: Annotated[tuple[Quota, ...], Meta(max_length=1000)] = ()
     ready_when: ReadyWhen = "any"
 
 
@@ -461,6 +585,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[Service, ...]
     identity: Identity = Identity()
     qos_policies: tuple[QosPolicy, ...] = ()
+    quotas: tuple[Quota, ...] = ()
     ready_when: ReadyWhen = "any"
     mesh_breakers: tuple[MeshBreaker, ...] = ()
     warnings: tuple[str, ...] = ()

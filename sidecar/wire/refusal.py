@@ -8,6 +8,7 @@ from sidecar.kernel.errors import STATUS, Reason, Refusal
 
 PHRASES = {
     400: b"Bad Request",
+    401: b"Unauthorized",
     404: b"Not Found",
     408: b"Request Timeout",
     413: b"Content Too Large",
@@ -70,6 +71,8 @@ def refusal_answer(refusal: Refusal, request_id: bytes, extra: bytes, close: boo
         lines.append(b"x-request-id: %b\r\n" % request_id)
     if refusal.retry_after_s is not None:
         lines.append(b"retry-after: %d\r\n" % max(1, math.ceil(refusal.retry_after_s)))
+    if status == 401:
+        lines.append(b"www-authenticate: Bearer\r\n")
     if refusal.reason in OVERLOAD_REASONS:
         lines.append(b"x-envoy-overloaded: true\r\n")
     if refusal.reason in FINAL_REASONS:
