@@ -84,13 +84,15 @@ class Refusal(msgspec.Struct, frozen=True):
     """An answer of ours: why, in words for its reader, and when to come back.
 
     `retry_after_s` is None where waiting does not help; else seconds, rounded up to at least 1 on the wire.
-    `param` names the offending field of the request, as in OpenAI's error body.
+    `param` names the offending field of the request, as in OpenAI's error body. `final`: the same request will be
+    refused again.
     """
 
     reason: Reason
     message: str
     retry_after_s: float | None = None
     param: str | None = None
+    final: bool = False
 
 
 class SidecarError(Exception):

@@ -75,7 +75,7 @@ def refusal_answer(refusal: Refusal, request_id: bytes, extra: bytes, close: boo
         lines.append(b"www-authenticate: Bearer\r\n")
     if refusal.reason in OVERLOAD_REASONS:
         lines.append(b"x-envoy-overloaded: true\r\n")
-    if refusal.reason in FINAL_REASONS:
+    if refusal.final or refusal.reason in FINAL_REASONS:
         lines.append(b"x-should-retry: false\r\n")
     if close:
         lines.append(b"connection: close\r\n")
