@@ -1,6 +1,6 @@
 """What the request path needs of the world, as Protocols, and the records it hands out at the end of things."""
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from sidecar.core.breaker import Transition
 from sidecar.core.poison import Condemned
@@ -198,6 +198,60 @@ class NoTemplates:
 
     def awaits(self, path: str) -> bool:
         return False
+
+
+class Waiter(Protocol):
+    """Whoever waits for something that is found out beside the loop's other work."""
+
+    def woken(self) -> None:
+        """It is known now, or the time for it is over: ask again. At most once for each time that one had to wait, and
+        never from inside the call that said so."""
+
+
+class Counted:
+    """How many tokens a prompt has, and how that is known: `exact`, `cached` (exact but for its tail) or `estimated`."""
+
+    __slots__ = ("how", "tokens")
+
+    def __init__(self, tokens: int, how: str) -> None:
+        self.tokens = tokens
+        self.how = how
+
+
+class TokenCounter(Protocol):
+    """Counts prompts, in the time that a request has. Implemented by tokens. Never raises."""
+
+    def count(self, service: str, model: str, prompt: bytes, time_s: float, waiter: Waiter) -> Counted | None:
+        """`prompt` as `wire.prompt.prompt_of` gives it, at least 1 token; `time_s`: what the request can wait, >= 0.
+
+        None: it is being counted elsewhere; `waiter` is woken within `time_s`, and asks again with the same `prompt`
+        and its time as it then is: it then gets a count at once. A waiter that leaves says so (`forget`).
+        """
+
+    def forget(self, waiter: Waiter) -> None:
+        """It is not to be woken any more. Harmless where it waits for nothing."""
+
+    def reported(self, service: str, model: str, prompt: bytes, tokens: int) -> None:
+        """What the engine says that the prompt of an answer had, at its end: the estimates learn by it."""
+
+
+BYTES_PER_TOKEN: Final = 4
+"""Of English in the tokenizers of today: what is assumed where nothing is known."""
+
+
+class NoCounter:
+    """Where nothing is counted: a guess by size."""
+
+    __slots__ = ()
+
+    def count(self, service: str, model: str, prompt: bytes, time_s: float, waiter: Waiter) -> Counted | None:
+        return Counted(len(prompt) // BYTES_PER_TOKEN + 1, "estimated")
+
+    def forget(self, waiter: Waiter) -> None:
+        pass
+
+    def reported(self, service: str, model: str, prompt: bytes, tokens: int) -> None:
+        pass
 
 
 class Client(Protocol):
