@@ -30,6 +30,7 @@ COMPILED = [
     "sidecar/core/budget.py",
     "sidecar/core/canary.py",
     "sidecar/core/claim.py",
+    "sidecar/core/classes.py",
     "sidecar/core/classify.py",
     "sidecar/core/detection.py",
     "sidecar/core/detector.py",

@@ -46,6 +46,28 @@ class PromptBody(msgspec.Struct, frozen=True, gc=False):
     instructions: msgspec.Raw = msgspec.Raw()
 
 
+class ModalBody(msgspec.Struct, frozen=True, gc=False):
+    """What of a request tells its modality."""
+
+    modalities: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    suffix: object = None
+
+
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """A message of a prompt, or an item of a Responses input."""
+
+    type: object = None
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class ContentPart(msgspec.Struct, frozen=True, gc=False):
+    """A part of a message, of which the type alone is read."""
+
+    type: object = None
+
+
 class AnswerChoice(msgspec.Struct, frozen=True, gc=False):
     """A choice of a whole answer."""
 
@@ -174,6 +196,10 @@ class OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"
 decode_call = msgspec.json.Decoder(CallBody).decode
 decode_prompt = msgspec.json.Decoder(PromptBody).decode
 decode_metadata = msgspec.json.Decoder(Metadata).decode
+decode_modal = msgspec.json.Decoder(ModalBody).decode
+decode_modalities = msgspec.json.Decoder(list[object]).decode
+decode_turns = msgspec.json.Decoder(list[Turn]).decode
+decode_parts = msgspec.json.Decoder(list[ContentPart]).decode
 decode_answer = msgspec.json.Decoder(AnswerBody).decode
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_response = msgspec.json.Decoder(ResponseEvent).decode
