@@ -32,13 +32,21 @@ _BY_REASON = MappingProxyType(
         Reason.UNKNOWN_MODEL: "NR",
         Reason.UNSUPPORTED: "NR",
         Reason.DRAINING: "SH",
+        Reason.QUEUE_TIMEOUT: "SH",
+        Reason.PREEMPTED: "SH",
+        Reason.QUOTA_EXCEEDED: "RL",
         Reason.CLIENT_TIMEOUT: "DC",
     }
 )
 
 
-def flag_of(reason: Reason | None, ending: Ending | None, attempts: int) -> str:
-    """The flag; empty where all went well, or where the engine's own answer to one attempt says it all."""
+def flag_of(reason: Reason | None, ending: Ending | None, attempts: int, shed: bool = False) -> str:
+    """The flag; empty where all went well, or where the engine's own answer to one attempt says it all.
+
+    `shed`: it was turned away by our own admission, whose `overloaded` is no engine's.
+    """
+    if shed:
+        return "SH"
     if reason is not None and reason in _BY_REASON:
         return _BY_REASON[reason]
     if ending is None:

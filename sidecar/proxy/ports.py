@@ -59,7 +59,10 @@ class RequestRecord:
     """One request, at its end: the canonical log line. Times in seconds; None where it did not happen.
 
     `status` is what the client got (499: it left before a head went out). `flag` is the access-log flag of Envoy
-    users, empty on success.
+    users, empty on success. `qos` is its class, empty where nothing asked for one. `queued_s` is how long it waited for
+    its turn (None: it did not); `counted` how its prompt was counted, `exact`, `cached` or `estimated` (empty: nothing
+    needed the number); `reserved_tokens` what was taken from quotas before it went; `shadowed` the word of what
+    enforcing would have done, where a limit is in shadow.
     """
 
     __slots__ = (
@@ -68,6 +71,7 @@ class RequestRecord:
         "bytes_out",
         "client",
         "completion_tokens",
+        "counted",
         "duration_s",
         "endpoint",
         "finish_reason",
@@ -77,13 +81,18 @@ class RequestRecord:
         "model",
         "path",
         "prompt_tokens",
+        "qos",
+        "queued_s",
         "reason",
         "request_id",
+        "reserved_tokens",
         "result",
         "service",
         "session",
+        "shadowed",
         "status",
         "stream",
+        "tenant",
         "tokens",
         "trace_id",
         "ttft_s",
@@ -117,6 +126,12 @@ class RequestRecord:
         prompt_tokens: int | None,
         completion_tokens: int | None,
         finish_reason: str | None,
+        tenant: str = "",
+        qos: str = "",
+        queued_s: float | None = None,
+        counted: str = "",
+        reserved_tokens: int = 0,
+        shadowed: str = "",
     ) -> None:
         self.request_id = request_id
         self.trace_id = trace_id
@@ -143,6 +158,12 @@ class RequestRecord:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = completion_tokens
         self.finish_reason = finish_reason
+        self.tenant = tenant
+        self.qos = qos
+        self.queued_s = queued_s
+        self.counted = counted
+        self.reserved_tokens = reserved_tokens
+        self.shadowed = shadowed
 
 
 class Recorder(Protocol):

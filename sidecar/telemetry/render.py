@@ -63,7 +63,7 @@ def json_line(head: bytes, record: msgspec.Struct | Mapping[str, Field]) -> byte
         return line
     if line and len(line) <= MAX_LINE_BYTES and line[:-1].decode().isprintable():
         return line
-    fields = {name: _clip(value) for name, value in fields_of(record).items()}
+    fields = {name: _clip(value) for name, value in _told(record).items()}
     return head + json.dumps(fields, separators=(",", ":"), default=str).encode()[1:] + b"\n"
 
 
@@ -87,6 +87,16 @@ def fields_of(record: msgspec.Struct | Mapping[str, Field]) -> dict[str, Field]:
         pairs = ((name, getattr(record, name)) for name in record.__struct_fields__)
         return {name: value.value if isinstance(value, Enum) else value for name, value in pairs}
     return dict(record)
+
+
+def _told(record: msgspec.Struct | Mapping[str, Field]) -> dict[str, Field]:
+    """What the encoder would have told of a record: its defaults are left out where it says so."""
+    fields = fields_of(record)
+    if isinstance(record, msgspec.Struct) and record.__struct_config__.omit_defaults:
+        left_out = record.__struct_fields__[-len(record.__struct_defaults__) :]
+        defaults = dict(zip(left_out, record.__struct_defaults__, strict=True))
+        return {name: value for name, value in fields.items() if name not in defaults or value != defaults[name]}
+    return fields
 
 
 def printable(text: str) -> str:

@@ -23,8 +23,8 @@ from sidecar.kernel.outcome import DOCTRINE, Ending
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.load import load
 from sidecar.policy.schema import Adaptive, Deadlines, PlanDocument, PlanMargins, PlanStep, Seconds
-from sidecar.telemetry.line import RequestLine
 from sidecar.telemetry.metrics import Metrics
+from sidecar.telemetry.shapes import RequestLine
 from sidecar.txlog.codec import Record
 from sidecar.txlog.connect import WORDS
 from sidecar.txlog.store import Verdict

@@ -23,6 +23,11 @@ from sidecar.proxy.flags import flag_of
         (Reason.OVERLOADED, None, "RL"),
         (Reason.UNKNOWN_MODEL, None, "NR"),
         (Reason.DRAINING, None, "SH"),
+        (Reason.QUEUE_TIMEOUT, None, "SH"),
+        (Reason.PREEMPTED, None, "SH"),
+        (Reason.PREEMPTED, Ending.PREEMPTED, "SH"),
+        (Reason.QUOTA_EXCEEDED, None, "RL"),
+        (Reason.UNAUTHORIZED, None, ""),
         (Reason.DRAINING, Ending.ABANDONED, "SH"),
         (Reason.BAD_REQUEST, None, ""),
         (Reason.UPSTREAM_CONNECT, Ending.CONNECT_FAILED, "UF"),
@@ -49,3 +54,8 @@ def test_every_ending_that_we_answer_for_has_a_flag_but_a_broken_upload(ending: 
 def test_engines_own_failure_after_retries_is_told(attempts: int, flag: str) -> None:
     assert flag_of(None, Ending.SERVER_ERROR, attempts) == flag
     assert flag_of(None, Ending.COMPLETE, attempts) == ""
+
+
+def test_full_engines_limit_a_rate_and_a_full_queue_of_ours_sheds() -> None:
+    assert flag_of(Reason.OVERLOADED, None, 0) == "RL"
+    assert flag_of(Reason.OVERLOADED, None, 0, shed=True) == "SH"

@@ -41,6 +41,12 @@ _REQUEST: dict[str, Any] = {
     "prompt_tokens": 10,
     "completion_tokens": 4,
     "finish_reason": "stop",
+    "tenant": "team-a",
+    "qos": "text",
+    "queued_s": 0.02,
+    "counted": "exact",
+    "reserved_tokens": 300,
+    "shadowed": "queued",
 }
 
 

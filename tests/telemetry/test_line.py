@@ -3,7 +3,8 @@
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.outcome import Result
 from sidecar.proxy.ports import RequestRecord
-from sidecar.telemetry.line import RequestLine, line_of
+from sidecar.telemetry.line import line_of
+from sidecar.telemetry.shapes import RequestLine
 from tests.facts import members
 from tests.telemetry.records import request
 

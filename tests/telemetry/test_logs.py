@@ -10,8 +10,8 @@ import pytest
 
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.outcome import Result
-from sidecar.telemetry.line import RequestLine
 from sidecar.telemetry.logs import CONSOLE_FIELDS, LEVEL_NUMBER, Access, Level, Logs
+from sidecar.telemetry.shapes import RequestLine
 from sidecar.telemetry.writer import LineWriter
 from tests.telemetry.records import request
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.outcome import Result
-from sidecar.telemetry.line import RequestLine, line_of
+from sidecar.telemetry.line import line_of
 from sidecar.telemetry.render import CLIP, MAX_LINE_BYTES, TEXTS, Stamp, console_line, fields_of, json_line, printable
+from sidecar.telemetry.shapes import RequestLine
 from tests.telemetry.records import request
 
 
@@ -170,6 +171,15 @@ def test_stamp_follows_a_clock_that_runs_and_jumps() -> None:
     stamp = Stamp(iter(times).__next__)
     ends = [stamp()[-8:] for _ in times]
     assert ends == [b":10.000Z"[1:].rjust(8, b":"), b":10.000Z", b":10.001Z", b":11.000Z", b":10.000Z"]
+
+
+def test_long_line_leaves_out_what_a_short_one_does() -> None:
+    plain = line_with(tenant="", qos="", queued_s=None, counted="", reserved_tokens=0, shadowed="")
+    short = msgspec.json.decode(json_line(HEAD, plain))
+    long = msgspec.json.decode(json_line(HEAD, msgspec.structs.replace(plain, path="/" * 9000)))
+    assert list(short) == list(long)
+    assert "reason" in short
+    assert not {"tenant", "qos", "queued_s", "counted", "reserved_tokens", "shadowed"} & set(short)
 
 
 def test_encoder_and_field_names_agree() -> None:
