@@ -209,6 +209,9 @@ class RequestParser:
         self._lines = lines if len(head) <= MAX_KEPT_HEAD_BYTES else []
         for line in lines:
             kind = line.kind
+            if kind == OWN and not self._trusted:
+                # Nobody may look one up that a stranger sent: it would name its own class.
+                request.headers = [each for each in lines if each.kind != OWN]
             if kind in (_CODING, _UPGRADE, _EXPECT, _PROXY_CONNECTION) or (kind == _HOST and request.host):
                 return None
             if kind == _LENGTH:
@@ -367,7 +370,8 @@ class RequestParser:
             if line.kind == PASSED:
                 request.trailers.append(line.text)
             return
-        request.headers.append(line)
+        if line.kind != OWN or self._trusted:
+            request.headers.append(line)
         self._take_header(request, line)
 
     def on_headers_complete(self) -> None:

@@ -62,11 +62,17 @@ def test_a_head_is_read_once_and_kept_as_written() -> None:
     assert (b"x-a", b"2") in pairs and (b"x-request-id", b"r1 ") in pairs
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["any", "plain"])
 @pytest.mark.parametrize("trusted", [False, True])
-def test_headers_of_ours_pass_from_trusted_peers_alone(trusted: bool) -> None:
-    found = one(request(headers=[b"X-Sidecar-Version: v2"]), trusted=trusted)
+def test_headers_of_ours_pass_from_trusted_peers_alone(trusted: bool, held: bool) -> None:
+    headers = [b"X-A: 1", b"X-Sidecar-Version: v2", b"x-sidecar-priority: voice"]
+    data = request(CHAT, b"{}", headers=headers) if held else request(headers=headers)
+    found = one(data, trusted=trusted)
+    assert found.held is held
     assert (b"X-Sidecar-Version: v2\r\n" in found.lines) is trusted
-    assert (b"x-sidecar-version", b"v2") in [(line.name, line.value) for line in found.headers]
+    pairs = [(line.name, line.value) for line in found.headers]
+    assert (b"x-a", b"1") in pairs and ((b"x-sidecar-version", b"v2") in pairs) is trusted
+    assert ((b"x-sidecar-priority", b"voice") in pairs) is trusted
 
 
 @pytest.mark.parametrize(
