@@ -66,7 +66,7 @@ def test_a_head_is_read_once_and_kept_as_written() -> None:
 @pytest.mark.parametrize("trusted", [False, True])
 def test_headers_of_ours_pass_from_trusted_peers_alone(trusted: bool, held: bool) -> None:
     headers = [b"X-A: 1", b"X-Sidecar-Version: v2", b"x-sidecar-priority: voice"]
-    data = request(CHAT, b"{}", headers=headers) if held else request(headers=headers)
+    data = request(CHAT, method=b"POST", body=b"{}", headers=headers) if held else request(headers=headers)
     found = one(data, trusted=trusted)
     assert found.held is held
     assert (b"X-Sidecar-Version: v2\r\n" in found.lines) is trusted
