@@ -39,6 +39,7 @@ class Reason(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     UNSUPPORTED = "unsupported"
     UNAUTHORIZED = "unauthorized"
+    KEYS_UNAVAILABLE = "keys_unavailable"
     QUEUE_TIMEOUT = "queue_timeout"
     PREEMPTED = "preempted"
     QUOTA_EXCEEDED = "quota_exceeded"
@@ -70,6 +71,7 @@ STATUS = MappingProxyType(
         Reason.UNKNOWN_MODEL: 404,
         Reason.UNSUPPORTED: 400,
         Reason.UNAUTHORIZED: 401,
+        Reason.KEYS_UNAVAILABLE: 503,
         Reason.QUEUE_TIMEOUT: 408,
         Reason.PREEMPTED: 503,
         Reason.QUOTA_EXCEEDED: 429,

@@ -3,6 +3,7 @@
 from typing import Any, Final, Protocol
 
 from sidecar.core.breaker import Transition
+from sidecar.core.identify import Claims
 from sidecar.core.poison import Condemned
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
@@ -229,8 +230,51 @@ class Waiter(Protocol):
         never from inside the call that said so."""
 
 
+class Verified:
+    """Nothing speaks against the request's credentials. `claims` are a verified token's; empty: there was no token."""
+
+    __slots__ = ("claims",)
+
+    def __init__(self, claims: Claims) -> None:
+        self.claims = claims
+
+
+class Unverified:
+    """A request to be refused: `detail` is for the client and holds nothing of its token or of the keys.
+
+    `reason`: `UNAUTHORIZED`, or `KEYS_UNAVAILABLE` while nobody can tell; then with `retry_after_s`.
+    """
+
+    __slots__ = ("detail", "reason", "retry_after_s")
+
+    def __init__(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> None:
+        self.reason = reason
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class Verifier(Protocol):
+    """Says whose a request is, by the token in it. Implemented by jwt. Never waits, never raises.
+
+    `required`: a request without a token is refused; `verify` sees to it, too.
+    """
+
+    @property
+    def required(self) -> bool: ...
+
+    def verify(self, authorization: bytes, now_wall: float, waiter: Waiter) -> Verified | Unverified | None:
+        """Judges the request's `authorization` (`core.identify.authorization`); `now_wall`: seconds since the epoch.
+
+        None: keys are being fetched. `waiter` is woken within 2 s; asked again with it, `verify` gives no None.
+        """
+
+    def forget(self, waiter: Waiter) -> None:
+        """It will not ask again: it left. Again, or of one that never waited, is harmless."""
+
+
 class Counted:
-    """How many tokens a prompt has, and how that is known: `exact`, `cached` (exact but for its tail) or `estimated`."""
+    """How many tokens a prompt has, and how that is known: `exact`, `cached` (exact but for its tail) or
+    `estimated`."""
 
     __slots__ = ("how", "tokens")
 

@@ -1,7 +1,8 @@
 """Who is at the other end of a connection, as far as an address and what proxies leave on a request can tell.
 
 `127.0.0.1` and `::1` are this machine; the rest of loopback is not: a mesh's proxy in the pod hands on what the world
-asks from 127.0.0.6.
+asks from 127.0.0.6. What only the pod's own proxy may say is believed from all of it (`is_loopback`), since the kernel
+takes none of its addresses from a network.
 """
 
 from ipaddress import ip_address
@@ -20,3 +21,19 @@ def is_this_machine(address: str) -> bool:
         return False
     mapped = ip.ipv4_mapped if ip.version == 6 else None
     return (mapped or ip) in _THIS_MACHINE
+
+
+def is_loopback(peername: object, sockname: object) -> bool:
+    """Whether a connection comes over loopback or a unix socket, by its two addresses as transports tell them.
+
+    `sockname` tells of a unix socket, and not that there is no peer: a client that has reset its connection has no
+    address any more either, and what it sent before can still be read.
+    """
+    if isinstance(sockname, str | bytes):
+        return True
+    address = peername[0] if isinstance(peername, tuple) and peername else ""
+    # As inet_ntop writes them: no other form of the same address comes from a socket.
+    return isinstance(address, str) and (address.startswith(_LOOPBACK) or address == "::1")
+
+
+_LOOPBACK = ("127.", "::ffff:127.")

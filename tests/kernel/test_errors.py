@@ -23,9 +23,21 @@ def test_reason_is_found_by_its_word_as_well() -> None:
 @pytest.mark.parametrize(
     ("status", "reasons"),
     [
-        (429, {Reason.OVERLOADED}),
-        (503, {Reason.BREAKER_OPEN, Reason.SESSION_OPEN, Reason.REQUEST_OPEN, Reason.NO_ENDPOINT, Reason.DRAINING}),
-        (408, {Reason.CLIENT_TIMEOUT}),
+        (401, {Reason.UNAUTHORIZED}),
+        (408, {Reason.CLIENT_TIMEOUT, Reason.QUEUE_TIMEOUT}),
+        (429, {Reason.OVERLOADED, Reason.QUOTA_EXCEEDED}),
+        (
+            503,
+            {
+                Reason.BREAKER_OPEN,
+                Reason.SESSION_OPEN,
+                Reason.REQUEST_OPEN,
+                Reason.NO_ENDPOINT,
+                Reason.DRAINING,
+                Reason.PREEMPTED,
+                Reason.KEYS_UNAVAILABLE,
+            },
+        ),
         (413, {Reason.TOO_LARGE}),
         (431, {Reason.HEAD_TOO_LARGE}),
     ],
@@ -35,7 +47,8 @@ def test_status_doctrine(status: int, reasons: set[Reason]) -> None:
 
 
 def test_every_deadline_of_an_engine_is_a_gateway_timeout() -> None:
-    late = {reason for reason in Reason if reason.value.endswith("_timeout")} - {Reason.CLIENT_TIMEOUT}
+    late = {reason for reason in Reason if reason.value.endswith("_timeout")}
+    late -= {Reason.CLIENT_TIMEOUT, Reason.QUEUE_TIMEOUT}
     assert {STATUS[reason] for reason in late} == {504}
 
 
