@@ -134,7 +134,7 @@ class Fleet:
         for name in services:
             self._asleep.pop(name, None)
         self._forget_models()
-        self.identifier = Identifier(snapshot.identity)
+        self.identifier = Identifier(snapshot.identity, snapshot.qos_policies)
         return moved
 
     def put(self, policy: Service, now: float) -> list[Transition]:
