@@ -18,6 +18,7 @@ from sidecar.kernel.exchange import ResponseHead
 from sidecar.proxy.pipeline import Exchange, Pipeline
 from sidecar.proxy.request import Request
 from sidecar.wire.headers import chunk_line, length_line
+from sidecar.wire.peer import is_loopback
 from sidecar.wire.refusal import refusal_answer
 
 # Bytes of requests that a client may send ahead of its turn before we stop reading it.
@@ -66,6 +67,7 @@ class ClientConnection:
         "_transport",
         "_tunnel",
         "_upload_paused",
+        "loopback",
         "peer",
     )
 
@@ -105,6 +107,7 @@ class ClientConnection:
         self._lingering = False
         self._linger_left = _LINGER_BYTES
         self.peer = ""
+        self.loopback = False
 
     # What the event loop calls.
 
@@ -113,6 +116,7 @@ class ClientConnection:
         self._connections.add(self)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.loopback = is_loopback(peer, transport.get_extra_info("sockname"))
         self._heard_at = self._clock()
         self._timer = self._loop.call_later(self._pipeline.idle_client_s(), self._on_timer)
 

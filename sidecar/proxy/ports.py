@@ -320,9 +320,13 @@ class NoCounter:
 
 
 class Client(Protocol):
-    """The client's side of one request: the reply, with back-pressure. Implemented by downstream."""
+    """The client's side of one request: the reply, with back-pressure. Implemented by downstream.
+
+    `loopback`: it is a peer on this machine (`wire.peer.is_loopback`).
+    """
 
     peer: str
+    loopback: bool
 
     @property
     def scheme(self) -> bytes: ...

@@ -196,10 +196,11 @@ class Probe:
 class Nobody:
     """A client that takes everything and wants nothing."""
 
-    __slots__ = ("peer",)
+    __slots__ = ("loopback", "peer")
 
     def __init__(self) -> None:
         self.peer = ""
+        self.loopback = True
 
     @property
     def scheme(self) -> bytes:

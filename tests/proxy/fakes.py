@@ -207,8 +207,9 @@ class FakeConnector:
 class FakeClient:
     """The client's end of one exchange: what it got, and how its reply stands."""
 
-    def __init__(self, peer: str = "10.0.0.9") -> None:
+    def __init__(self, peer: str = "10.0.0.9", loopback: bool = False) -> None:
         self.peer = peer
+        self.loopback = loopback
         self.exchange: Exchange | None = None
         self.informational: list[int] = []
         self.head: ResponseHead | None = None
