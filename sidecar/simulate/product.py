@@ -47,6 +47,17 @@ _ERROR_HEAD: Final = ResponseHead(
     500, b"Internal Server Error", [b"content-type: application/json\r\n"], b"application/json", None, False, b""
 )
 _ERROR: Final = b'{"error":{"message":"the simulated engine failed","type":"InternalServerError","code":500}}'
+_FULL_HEAD: Final = ResponseHead(
+    503,
+    b"Service Unavailable",
+    [b"content-type: application/json\r\n", b"retry-after: 1\r\n"],
+    b"application/json",
+    None,
+    False,
+    b"",
+    ((b"retry-after", b"1"),),
+)
+_FULL: Final = b'{"error":{"message":"the simulated engine is full","type":"Overloaded","code":503}}'
 _TOKEN: Final = (
     b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token"}}]}\n\n'
 )
@@ -160,6 +171,10 @@ class Link:
             sink.on_head(_ERROR_HEAD)
             sink.on_body(_ERROR)
             self._over(sink)
+        elif kind == "full":
+            sink.on_head(_FULL_HEAD)
+            sink.on_body(_FULL)
+            self._over(sink)
         else:
             self.sink = None
             sink.on_lost()
@@ -181,6 +196,7 @@ class Caller:
     __slots__ = ("_product", "arrival", "attempts", "exchange")
 
     peer = ""
+    loopback = False
 
     def __init__(self, product: "Product", arrival: Arrival) -> None:
         self._product = product

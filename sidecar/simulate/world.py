@@ -52,7 +52,7 @@ class Sink(Protocol):
         """The answer is whole."""
 
     def error(self, flight: "Flight", kind: str) -> None:
-        """It failed: `refused`, `reset` or `http500`."""
+        """It failed: `refused`, `reset`, `http500`, or `full`: it says so and has no time for it."""
 
 
 class Pod:

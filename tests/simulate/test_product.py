@@ -91,8 +91,9 @@ class One:
         settled: bool = True,
         pods: int = 3,
         profile: Profile = EVEN,
+        world: type[Watched] = Watched,
     ) -> None:
-        self.world = Watched(profile, pods, faults)
+        self.world = world(profile, pods, faults)
         self.clock = self.world.clock
         self.ledger = Ledger(self.world, 1, 0.0, 10_000.0)
         context = Context(self.clock, self.world, self.ledger, keys_of(pods), 1, 0, [])
@@ -457,3 +458,28 @@ def test_the_same_seed_makes_the_same_choices_and_another_sidecar_makes_others()
 
     assert pods(0) == pods(0) != pods(1)
     assert min(Counter(pods(0)).values()) > 5
+
+
+class Full(Watched):
+    """Engines of which the first says that it is full."""
+
+    def send(self, pod_index: int, arrival: Arrival, attempt: int, sink: Sink) -> Flight:
+        flight = super().send(pod_index, arrival, attempt, sink)
+        if pod_index == 0:
+            self.clock.at(self.clock.now + 0.001, self._refuse, flight, sink)
+        return flight
+
+    def _refuse(self, flight: Flight, sink: Sink) -> None:
+        flight.abort()
+        sink.error(flight, "full")
+
+
+def test_an_engine_that_is_full_is_left_alone_and_its_breaker_stays_closed() -> None:
+    one = One(service_of(node_breaker()), world=Full)
+    for _ in range(10):
+        one.ask(pod=0, after_s=0.3)
+    measures = one.settle()
+    assert measures.requests == measures.within_slo == 10
+    assert measures.trips == 0
+    asked_of_it = sum(flight.pod.index == 0 for flight in one.world.flights)
+    assert 1 <= asked_of_it < 10  # its Retry-After is a second
