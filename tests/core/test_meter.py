@@ -1,0 +1,23 @@
+"""One window's part here: what is held, on credit, given back."""
+
+from sidecar.core.meter import TOKENS, Meter
+
+
+def test_what_was_taken_leaves_the_window_after_the_span() -> None:
+    meter = Meter(TOKENS, 60.0, 1000, "tokens per minute")
+    for second in range(10):
+        meter.take(10, float(second))
+    assert (meter.own, meter.debt) == (100, 100)
+    meter.advance(60.9)
+    assert meter.own == 100
+    meter.advance(61.0)
+    assert meter.own == 90
+    meter.advance(1000.0)
+    assert meter.own == 0
+
+
+def test_what_was_not_needed_lessens_the_debt_first() -> None:
+    meter = Meter(TOKENS, 60.0, 1000, "tokens per minute")
+    meter.take(100, 0.0)
+    meter.give(30, 0.0, 20.0)
+    assert (meter.own, meter.debt, meter.back) == (70, 70, 0)
