@@ -63,20 +63,43 @@ def parse_url(url: str) -> Address:
         raise ValueError("contains white space or control characters")
     if url.startswith("unix://"):
         return _unix(url.removeprefix("unix://"))
-    if "@" in url.partition("://")[2].partition("/")[0]:
-        raise ValueError("has user information, which is not sent: write http://host:port")
-    form = _URL.fullmatch(url)
-    if form is None:
-        raise ValueError("is not one of http://host:port, https://host:port, unix:///path")
-    scheme, host, port, rest = form.groups()
+    scheme, host, port, rest = _web(url, "http://host:port, https://host:port, unix:///path")
     if rest not in ("", "/"):
         raise ValueError(
             f'has a path, query or fragment ("{rest[:40]}"): requests keep their own, write {scheme}://host:port'
         )
+    return Address(scheme, host, port)
+
+
+def parse_page(url: str) -> Address:
+    """Where a page is that we get ourselves: `http://host[:port]/path` or https; ValueError says what is wrong."""
+    if any(char <= " " or char == "\x7f" for char in url):
+        raise ValueError("contains white space or control characters")
+    scheme, host, port, rest = _web(url, "http://host/path, https://host/path")
+    if "#" in rest:
+        raise ValueError("has a fragment, which is not sent")
+    return Address(scheme, host, port)
+
+
+def _web(url: str, forms: str) -> tuple[Literal["http", "https"], str, int, str]:
+    """Scheme, host, port and what follows; ValueError otherwise, with the `forms` that would do."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError("has user information, which is not sent: write http://host:port")
+    form = _URL.fullmatch(url)
+    if form is None:
+        raise ValueError(f"is not one of {forms}")
+    scheme, host, port, rest = form.groups()
+    if rest and rest[0] not in "/?#":
+        raise ValueError(f"is not one of {forms}")
     number = _DEFAULT_PORT[scheme] if port is None else parse_port(port)
     if number == 0:
         raise ValueError("has port 0, which nothing can connect to")
-    return Address("https" if scheme == "https" else "http", parse_host(host), number)
+    return ("https" if scheme == "https" else "http"), parse_host(host), number, rest
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of `Address` is this machine."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 @lru_cache(KEPT)

@@ -6,21 +6,12 @@ the reader goes on with defaults, and a fault of a default would be one that nob
 
 from collections.abc import Callable, Iterator, Mapping
 
-import msgspec
-
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.address import endpoint_key
+from sidecar.policy.check_qos import check_admission
 from sidecar.policy.duration import format_seconds
-from sidecar.policy.errors import Step
-from sidecar.policy.schema import FRONTS, BreakerRule, Endpoint, Identity, Service, Source, front_of, is_translated
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """A fault at the steps from the document's root. `needs`: other places it was concluded from."""
-
-    steps: tuple[Step, ...]
-    message: str
-    needs: tuple[tuple[Step, ...], ...] = ()
+from sidecar.policy.errors import Fault, Step
+from sidecar.policy.schema import FRONTS, BreakerRule, Endpoint, Service, front_of, is_translated
 
 
 def check_service(service: Service) -> Iterator[Fault]:
@@ -44,6 +35,7 @@ def check_service(service: Service) -> Iterator[Fault]:
             f"({format_seconds(overload.retry_after_cap_s)})",
             (("overload", "retry_after_cap"),),
         )
+    yield from check_admission(service.admission)
 
 
 def _check_endpoints(service: Service) -> Iterator[Fault]:
@@ -123,22 +115,8 @@ def _loop(start: str, services: Mapping[str, Service]) -> list[str] | None:
     return None
 
 
-def check_identity(identity: Identity) -> Iterator[Fault]:
-    """Faults of the sources; steps start at the document's root."""
-    for name, sources in (("session", identity.session), ("tenant", identity.tenant)):
-        for index, source in enumerate(sources):
-            given = _given(source)
-            if len(given) != 1:
-                what = f"has {' and '.join(given)}" if given else "is empty"
-                yield Fault(("identity", name, index), f"{what}: give exactly one of header, jwt_claim, body")
-
-
-def _given(source: Source) -> list[str]:
-    return [name for name in ("header", "jwt_claim", "body") if getattr(source, name)]
-
-
-def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable[[str], None]) -> None:
-    """Tell `add` what is legal and yet not what it seems."""
+def warnings_of(services: tuple[Service, ...], add: Callable[[str], None]) -> None:
+    """Tell `add` what is legal and yet not what it seems, of endpoints, breakers and the like."""
     taken: dict[str, str] = {}
     fallbacks = {service.fallback for service in services}
     for service in services:
@@ -177,16 +155,7 @@ def warnings_of(services: tuple[Service, ...], identity: Identity, add: Callable
             add(f"{where}is never chosen: it has no models and is no fallback")
         for glob in service.models:
             taken.setdefault(glob, service.name)
-    apart = [service for service in services if service.cache_salt != "off"]
-    for service in apart:
-        if service.endpoints and all(endpoint.engine != "vllm" for endpoint in service.endpoints):
+    for service in services:
+        engines = {endpoint.engine for endpoint in service.endpoints}
+        if service.cache_salt != "off" and engines and "vllm" not in engines:
             add(f"service {service.name}: cache_salt keeps nothing apart: no endpoint is a vLLM")
-    if apart and not identity.tenant:
-        add("cache_salt keeps nothing apart: identity.tenant is empty, so all are one tenant")
-    elif not apart and identity.tenant != Identity().tenant:
-        add("identity.tenant is read for cache_salt alone, which no service has")
-    for name in ("session", "tenant") if apart else ("session",):
-        sources: tuple[Source, ...] = getattr(identity, name)
-        claims = [source.jwt_claim for source in sources if source.jwt_claim]
-        if sources != getattr(Identity(), name) and claims and not identity.jwt.issuers:
-            add(f"identity.{name}: jwt_claim {claims[0]} is never read while identity.jwt.issuers is empty")

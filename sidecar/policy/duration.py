@@ -23,6 +23,8 @@ _VALID = re.compile(PATTERN)
 LONG_PATTERN = r"^(([1-9][0-9]{0,3}|100[0-7][0-9]|10080)m|([1-9][0-9]?|1[0-5][0-9]|16[0-8])h|[1-7]d)$"
 _LONG = re.compile(LONG_PATTERN)
 
+SPAN_PATTERN = f"{PATTERN}|{LONG_PATTERN}"
+
 
 def parse_seconds(text: str) -> float:
     """`text` in seconds, 0.001-3600. ValueError, in words for the operator, for any other form or range."""

@@ -54,6 +54,14 @@ Step = str | int
 """A key or an index on the way from a document's root."""
 
 
+class Fault(msgspec.Struct, frozen=True):
+    """A fault at the steps from the document's root. `needs`: other places it was concluded from."""
+
+    steps: tuple[Step, ...]
+    message: str
+    needs: tuple[tuple[Step, ...], ...] = ()
+
+
 def path_of(steps: Iterable[Step]) -> str:
     """`$.services[0].name`."""
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{quote(step)}" for step in steps)

@@ -2,8 +2,9 @@
 
 Generated from the same types that the loader walks, by our own walk: `msgspec.json.schema` cannot say that a duration
 is text. It accepts what `load` accepts and refuses what `load` refuses, but for what no schema can say: rules over
-several places (names and endpoints given once, fallbacks without loops, `open` within `open_max`, parts for versions
-that exist), and what the pattern of a URL does not follow (see `address.URL_PATTERN`).
+several places (names, endpoints and issuers given once, fallbacks without loops, `open` within `open_max`, a first
+`concurrency` between `min` and `max`, parts for versions that exist), and what the pattern of a URL does not follow
+(see `address.URL_PATTERN`).
 """
 
 import inspect as python
@@ -12,14 +13,20 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from sidecar.policy.duration import LONG_PATTERN, PATTERN
+from sidecar.policy.duration import LONG_PATTERN, PATTERN, SPAN_PATTERN
 from sidecar.policy.schema import (
+    QUOTA_BOUNDS,
+    Jwt,
+    JwtProvider,
     LongSeconds,
     MeshBreakerDocument,
     PolicyDocument,
+    QosMatch,
+    Quota,
     Seconds,
     Service,
     Source,
+    Span,
     encode_hook,
 )
 
@@ -30,7 +37,46 @@ _ALSO: dict[type, dict[str, Any]] = {
             {"required": ["header"], "properties": {"header": {"minLength": 1}}},
             {"required": ["jwt_claim"], "properties": {"jwt_claim": {"minLength": 1}}},
             {"required": ["body"], "properties": {"body": {"const": "user"}}},
-        ]
+        ],
+        "if": {"required": ["loopback"], "properties": {"loopback": {"const": True}}},
+        "then": {"required": ["header"], "properties": {"header": {"minLength": 1}}},
+    },
+    JwtProvider: {
+        "oneOf": [
+            {"required": ["jwks_file"], "properties": {"jwks_file": {"minLength": 1}}},
+            {"required": ["jwks_url"], "properties": {"jwks_url": {"minLength": 1}}},
+        ],
+        "if": {"required": ["tls_ca"], "properties": {"tls_ca": {"minLength": 1}}},
+        "then": {"required": ["jwks_url"], "properties": {"jwks_url": {"pattern": "^https:"}}},
+    },
+    Jwt: {
+        "if": {"required": ["verified_by"], "properties": {"verified_by": {"const": "sidecar"}}},
+        "then": {
+            "required": ["providers"],
+            "properties": {
+                "providers": {"minItems": 1},
+                "issuers": {"maxItems": 0},
+                "claims_header": {"maxLength": 0},
+            },
+        },
+        "else": {"properties": {"providers": {"maxItems": 0}, "required": {"const": False}}},
+    },
+    QosMatch: {
+        "anyOf": [
+            {"required": [name], "properties": {name: {"minLength": 1}}}
+            for name in ("header", "jwt_claim", "path", "model", "tenant", "modality")
+        ],
+        "not": {
+            "required": ["header", "jwt_claim"],
+            "properties": {"header": {"minLength": 1}, "jwt_claim": {"minLength": 1}},
+        },
+        "if": {"required": ["value"], "properties": {"value": {"not": {"const": "*"}}}},
+        "then": {
+            "anyOf": [{"required": [name], "properties": {name: {"minLength": 1}}} for name in ("header", "jwt_claim")]
+        },
+    },
+    Quota: {
+        "anyOf": [{"required": [name], "properties": {name: {"type": "integer"}}} for name in QUOTA_BOUNDS],
     },
     Service: {
         "properties": {"split": {"not": {"minProperties": 1, "additionalProperties": {"const": 0}}}},
@@ -63,6 +109,8 @@ def _of(kind: inspect.Type, kinds: dict[str, Any]) -> dict[str, Any]:
             return {"type": "string", "pattern": PATTERN}
         case inspect.CustomType(cls=cls) if cls is LongSeconds:
             return {"type": "string", "pattern": LONG_PATTERN}
+        case inspect.CustomType(cls=cls) if cls is Span:
+            return {"type": "string", "pattern": SPAN_PATTERN}
         case inspect.StrType():
             return _with({"type": "string"}, minLength=kind.min_length, maxLength=kind.max_length, pattern=kind.pattern)
         case inspect.BoolType():
@@ -74,7 +122,8 @@ def _of(kind: inspect.Type, kinds: dict[str, Any]) -> dict[str, Any]:
         case inspect.LiteralType(values=values):
             return {"enum": sorted(values, key=str)}
         case inspect.VarTupleType():
-            return _with({"type": "array", "items": _of(kind.item_type, kinds)}, maxItems=kind.max_length)
+            items = {"type": "array", "items": _of(kind.item_type, kinds)}
+            return _with(items, minItems=kind.min_length, maxItems=kind.max_length)
         case inspect.DictType():
             keys = {key: value for key, value in _of(kind.key_type, kinds).items() if key != "type"}
             entries = {"type": "object", "additionalProperties": _of(kind.value_type, kinds)}

@@ -9,17 +9,18 @@
    know more services, and a policy that refuses to load serves nobody. A fallback to itself, or a loop, is a fault.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from sidecar.policy.address import endpoint_key as endpoint_key
-from sidecar.policy.address import parse_url
-from sidecar.policy.check import check_fallbacks, check_identity, check_service, warnings_of
+from sidecar.policy.address import is_loopback, parse_url
+from sidecar.policy.check import check_fallbacks, check_service, warnings_of
+from sidecar.policy.check_qos import check_class, check_identity, check_quota, qos_warnings_of
 from sidecar.policy.document import Mapping as MapNode
 from sidecar.policy.document import Node, Scalar, documents
-from sidecar.policy.errors import Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
+from sidecar.policy.errors import Fault, Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
 from sidecar.policy.read import Reader, line_of
 from sidecar.policy.schema import (
     BreakerRule,
@@ -80,8 +81,9 @@ def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
     if faults:
         raise PolicyErrors(faults)
     warnings = list(snapshot.warnings)
-    warnings_of((service,), snapshot.identity, lambda words: None if words in warnings else warnings.append(words))
-    return replace(snapshot, services=(service,), warnings=tuple(warnings))
+    changed = replace(snapshot, services=(service,))
+    _warn(changed, lambda words: None if words in warnings else warnings.append(words))
+    return replace(changed, warnings=tuple(warnings))
 
 
 def unlisted(name: str, models: Sequence[str], snapshot: Snapshot) -> Service:
@@ -104,7 +106,7 @@ def _is_local(url: str) -> bool:
         address = parse_url(url)
     except ValueError:
         return False
-    return address.scheme == "unix" or address.host in ("localhost", "::1") or address.host.startswith("127.")
+    return address.scheme == "unix" or is_loopback(address.host)
 
 
 class _Judge:
@@ -126,6 +128,11 @@ class _Judge:
                 return
         written = self._reader.written(steps)
         self._faults.add(PolicyError(self._file, self._line(steps), path_of(written), message))
+
+    def faults(self, faults: Iterable[Fault], at: tuple[Step, ...] = ()) -> None:
+        """Report `faults`, whose steps start `at`."""
+        for fault in faults:
+            self.fault((*at, *fault.steps), fault.message, [(*at, *need) for need in fault.needs])
 
     def place(self, steps: Sequence[Step]) -> str:
         """`file:line` of `steps`."""
@@ -181,8 +188,7 @@ class _Assembly:
                 [self._with_known_fallback(service, warnings) for service in self._services.values()], mesh
             )
         )
-        self._warn(services, mesh, warnings)
-        return Snapshot(
+        snapshot = Snapshot(
             version=version,
             services=services,
             identity=self._identity,
@@ -190,8 +196,13 @@ class _Assembly:
             quotas=tuple(self._quotas.values()),
             ready_when=self._ready_when,
             mesh_breakers=mesh,
-            warnings=tuple(warnings),
         )
+        _warn(snapshot, warnings.append)
+        for rule in mesh:
+            if rule.fallback_service and rule.fallback_service not in self._services:
+                where = f"CircuitBreakerPolicy for scope {rule.scope}"
+                warnings.append(f"{where}: there is no service {rule.fallback_service} to fall back to")
+        return replace(snapshot, warnings=tuple(warnings))
 
     def _document(self, file: str, tree: Node) -> None:
         reader = Reader(file, self._faults)
@@ -220,18 +231,20 @@ class _Assembly:
             at: tuple[Step, ...] = ("services", index)
             if self._define(f"service {service.name}", judge, at, "name"):
                 self._services[service.name] = service
-            for fault in check_service(service):
-                judge.fault((*at, *fault.steps), fault.message, [(*at, *need) for need in fault.needs])
+            judge.faults(check_service(service), at)
         if "identity" in values and self._define("identity", judge, ("identity",)):
             self._identity = policy.identity
-            for fault in check_identity(policy.identity):
-                judge.fault(fault.steps, fault.message)
+            judge.faults(check_identity(policy.identity))
         for index, qos in enumerate(policy.qos_policies):
-            if self._define(f"qos policy {qos.name}", judge, ("qos_policies", index), "name"):
+            at = ("qos_policies", index)
+            if self._define(f"qos policy {qos.name}", judge, at, "name"):
                 self._qos[qos.name] = qos
+            judge.faults(check_class(qos), at)
         for index, quota in enumerate(policy.quotas):
-            if self._define(f"quota {quota.name}", judge, ("quotas", index), "name"):
+            at = ("quotas", index)
+            if self._define(f"quota {quota.name}", judge, at, "name"):
                 self._quotas[quota.name] = quota
+            judge.faults(check_quota(quota), at)
         if "ready_when" in values and self._define("ready_when", judge, ("ready_when",)):
             self._ready_when = policy.ready_when
 
@@ -263,12 +276,10 @@ class _Assembly:
         warnings.append(f"service {service.name}: there is no service {service.fallback} to fall back to")
         return replace(service, fallback="")
 
-    def _warn(self, services: tuple[Service, ...], mesh: tuple[MeshBreaker, ...], warnings: list[str]) -> None:
-        warnings_of(services, self._identity, warnings.append)
-        for rule in mesh:
-            if rule.fallback_service and rule.fallback_service not in self._services:
-                where = f"CircuitBreakerPolicy for scope {rule.scope}"
-                warnings.append(f"{where}: there is no service {rule.fallback_service} to fall back to")
+
+def _warn(snapshot: Snapshot, add: Callable[[str], None]) -> None:
+    warnings_of(snapshot.services, add)
+    qos_warnings_of(snapshot.services, snapshot.identity, snapshot.qos_policies, snapshot.quotas, add)
 
 
 def _with_mesh(service: Service, mesh: Sequence[MeshBreaker]) -> Service:

@@ -186,6 +186,8 @@ class Reader:
             return self._wrong(node, path, f"expected a list, got {_describe(node)}")
         if kind.max_length is not None and len(node.items) > kind.max_length:
             return self._wrong(node, path, f"{len(node.items)} items; at most {kind.max_length}")
+        if kind.min_length is not None and len(node.items) < kind.min_length:
+            return self._wrong(node, path, "must not be empty")
         values = [self._value(item, kind.item_type, f"{path}[{index}]") for index, item in enumerate(node.items)]
         kept = tuple(value for value in values if value is not BAD)
         if len(kept) < len(values):

@@ -495,6 +495,10 @@ class Quota(Strict, frozen=True, kw_only=True):
     when_log_away: Literal["share", "refuse"] = "share"
 
 
+QUOTA_BOUNDS = ("tokens_per_minute", "tokens_per_day", "requests_per_minute", "requests_per_day", "concurrency")
+"""What a quota may bound; it bounds at least one of them."""
+
+
 ReadyWhen = Literal["local", "any", "always"]
 
 

@@ -1,7 +1,7 @@
 """Every field of every policy struct, with a way to write a document that sets it."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
@@ -11,11 +11,12 @@ from tests.policy.build import mesh, policy
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A field; `path` leads from the document's root to it, `kind` is its type without annotations."""
+    """A field; `path` leads from the document's root to it, `kind` is its type without annotations and None."""
 
     document: str
     path: tuple[str | int, ...]
     kind: inspect.Type
+    nullable: bool = False
 
     @property
     def id(self) -> str:
@@ -25,25 +26,40 @@ class Place(msgspec.Struct, frozen=True):
         """A document that is good but for `value` at the place."""
         root = policy({"name": "s"}) if self.document == "Policy" else mesh()
         node: Any = root
-        for step, following in zip(self.path, (*self.path[1:], None), strict=True):
+        for index, (step, following) in enumerate(zip(self.path, (*self.path[1:], None), strict=True)):
             if isinstance(step, int):
                 if len(node) <= step:
-                    node.append(value if following is None else _start(self.path))
+                    node.append(value if following is None else self._start(index))
                 node = node[step]
             elif following is None:
                 node[step] = value
             else:
                 node = node.setdefault(step, [] if isinstance(following, int) else {})
+        if "providers" in self.path:
+            root["identity"]["jwt"]["verified_by"] = "sidecar"
         return root
 
+    def _start(self, index: int) -> dict[str, Any]:
+        """What the item at a step of the path needs besides the field under test."""
+        field = self.path[-1]
+        return {**(_BESIDE.get((self.path[index - 1], field)) or _ITEMS.get(self.path[index - 1], {}))}
 
-def _start(path: tuple[str | int, ...]) -> dict[str, Any]:
-    """What an item of a list needs besides the field under test."""
-    if "endpoints" in path:
-        return {"url": "http://a"}
-    if "qos_policies" in path:
-        return {"name": "q", "latency_sla_ms": 1}
-    return {}
+
+_ITEMS: Final[dict[str | int, dict[str, Any]]] = {
+    "endpoints": {"url": "http://a"},
+    "providers": {"issuer": "i", "jwks_file": "/keys"},
+    "qos_policies": {"name": "q", "latency_sla_ms": 1},
+    "match": {"path": "/v1/*"},
+    "quotas": {"name": "q", "tokens_per_minute": 1},
+}
+
+_BESIDE: Final[dict[tuple[str | int, str | int], dict[str, Any]]] = {
+    **{(name, "loopback"): {"header": "x-a"} for name in ("session", "tenant", "class")},
+    ("providers", "jwks_url"): {"issuer": "i"},
+    ("providers", "tls_ca"): {"issuer": "i", "jwks_url": "https://a/keys"},
+    ("match", "value"): {"header": "x-a"},
+}
+"""Where a rule within the item asks for more, or for something else."""
 
 
 def places() -> list[Place]:
@@ -62,10 +78,10 @@ def durations() -> list[Place]:
     return [place for place in places() if isinstance(place.kind, inspect.CustomType) and place.kind.cls is Seconds]
 
 
-def _walk(document: str, kind: inspect.Type, path: tuple[str | int, ...]) -> Iterator[Place]:
+def _walk(document: str, kind: inspect.Type, path: tuple[str | int, ...], nullable: bool = False) -> Iterator[Place]:
     match kind:
         case inspect.Metadata(type=inner):
-            yield from _walk(document, inner, path)
+            yield from _walk(document, inner, path, nullable)
         case inspect.StructType(fields=fields):
             for field in fields:
                 yield from _walk(document, field.type, (*path, field.encode_name))
@@ -76,6 +92,7 @@ def _walk(document: str, kind: inspect.Type, path: tuple[str | int, ...]) -> Ite
             yield Place(document, path, kind)
             yield from _walk(document, inner, (*path, "v1"))
         case inspect.UnionType(types=types):
-            yield from _walk(document, next(t for t in types if not isinstance(t, inspect.NoneType)), path)
+            others = [each for each in types if not isinstance(each, inspect.NoneType)]
+            yield from _walk(document, others[0], path, len(others) < len(types))
         case _:
-            yield Place(document, path, kind)
+            yield Place(document, path, kind, nullable)

@@ -4,15 +4,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sidecar.policy.check import Fault, check_fallbacks, check_identity, check_service, warnings_of
+from sidecar.policy.check import check_fallbacks, check_service, warnings_of
+from sidecar.policy.errors import Fault
 from sidecar.policy.schema import (
+    Admission,
     Breakers,
     Deadlines,
     Endpoint,
     HealthCheck,
     Hedge,
-    Identity,
-    Jwt,
     NodeBreaker,
     Overload,
     Poison,
@@ -22,7 +22,6 @@ from sidecar.policy.schema import (
     Service,
     SessionBreaker,
     Shared,
-    Source,
     ZoneDecay,
 )
 
@@ -52,6 +51,10 @@ def told(one: Service) -> list[tuple[tuple[str | int, ...], str]]:
         service(endpoints=(Endpoint(url="http://a", engine="deepspeed", engine_model="/models/smol"),)),
         service(breakers=Breakers(node=NodeBreaker(open_s=Seconds(300)))),
         service(overload=Overload(retry_after_default_s=Seconds(60))),
+        service(admission=Admission(concurrency=4)),
+        service(admission=Admission(concurrency=1024)),
+        service(admission=Admission(concurrency=2, limit="fixed")),
+        service(admission=Admission(min=9, max=3, limit="fixed")),  # neither is used
     ],
 )
 def test_what_can_be_done_is_no_fault(one: Service) -> None:
@@ -100,6 +103,9 @@ def test_what_can_be_done_is_no_fault(one: Service) -> None:
             ("overload", "retry_after_default"),
             "1s is longer than retry_after_cap",
         ),
+        (service(admission=Admission(concurrency=3)), ("admission", "concurrency"), r"3 is below min \(4\)"),
+        (service(admission=Admission(concurrency=2000)), ("admission", "concurrency"), r"2000 is above max \(1024\)"),
+        (service(admission=Admission(min=50, max=49)), ("admission", "min"), r"50 is above max \(49\)"),
     ],
 )
 def test_what_cannot_be_done_is_told_at_its_place(one: Service, steps: tuple[str | int, ...], words: str) -> None:
@@ -150,34 +156,13 @@ def test_a_fallback_that_leads_back_is_told_of_each_on_the_way(
     assert all(words in message for (_, message), (_, words) in zip(found, faults, strict=True))
 
 
-@pytest.mark.parametrize("field", ["session", "tenant"])
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        (Source(), "is empty"),
-        (Source(header="a", jwt_claim="b"), "has header and jwt_claim"),
-        (Source(header="a", body="user"), "has header and body"),
-        (Source(header="a", jwt_claim="b", body="user"), "has header and jwt_claim and body"),
-    ],
-)
-def test_a_source_is_exactly_one_thing(field: str, source: Source, words: str) -> None:
-    identity = replace(Identity(), **{field: (Source(header="a"), source)})
-    (fault,) = check_identity(identity)
-    assert fault.steps == ("identity", field, 1)
-    assert words in fault.message
-
-
-def test_the_default_identity_has_no_fault() -> None:
-    assert list(check_identity(Identity())) == []
-
-
 HEDGE = Hedge(mode="shadow")
 TRUTH = HealthCheck(mode="truth")
 
 
-def warned(*services: Service, identity: Identity | None = None) -> list[str]:
+def warned(*services: Service) -> list[str]:
     warnings: list[str] = []
-    warnings_of(services, identity or Identity(), warnings.append)
+    warnings_of(services, warnings.append)
     return warnings
 
 
@@ -238,24 +223,9 @@ def test_what_is_what_it_seems_is_not_warned_of(services: list[Service]) -> None
     assert warned(*services) == []
 
 
-def test_identity_that_does_nothing_is_warned_of() -> None:
-    (warning,) = warned(identity=Identity(tenant=()))
-    assert warning == "identity.tenant is read for cache_salt alone, which no service has"
-    claims = Identity(session=(Source(jwt_claim="sub"),))
-    (warning,) = warned(identity=claims)
-    assert "sub is never read" in warning
-    assert warned(identity=replace(claims, jwt=Jwt(issuers=("https://issuer",)))) == []
-
-
 def test_caches_that_are_not_kept_apart_are_warned_of() -> None:
     apart = service(cache_salt="tenant", endpoints=(A,))
     assert warned(apart) == []
     assert warned(replace(apart, endpoints=())) == []
-    (warning,) = warned(apart, identity=Identity(tenant=()))
-    assert "all are one tenant" in warning
     (warning,) = warned(replace(apart, endpoints=(replace(A, engine="triton"),)))
     assert "no endpoint is a vLLM" in warning
-    claims = Identity(tenant=(Source(jwt_claim="org"),))
-    (warning,) = warned(apart, identity=claims)
-    assert "identity.tenant: jwt_claim org is never read" in warning
-    assert warned(apart, identity=replace(claims, jwt=Jwt(issuers=("https://issuer",)))) == []

@@ -40,6 +40,14 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(text()))
 
 
+def provided(keys: dict[str, Any], **jwt: Any) -> dict[str, Any]:
+    return {"verified_by": "sidecar", "providers": [{"issuer": "https://i", **keys}], **jwt}
+
+
+def classed(*matches: dict[str, Any]) -> dict[str, Any]:
+    return policy(qos_policies=[{"name": "q", "latency_sla_ms": 1, "match": list(matches)}])
+
+
 # One document per rule that both know: what it is, and whether it is good.
 DOCUMENTS: list[tuple[Any, bool]] = [
     (policy(), True),
@@ -89,6 +97,41 @@ DOCUMENTS: list[tuple[Any, bool]] = [
     (policy(identity={"tenant": [{"body": "model"}]}), False),
     (policy(identity={"jwt": {"verified_by": "us"}}), False),
     (policy(identity={"jwt": {"issuers": [""]}}), False),
+    (policy(identity={"tenant": [{"header": "a", "loopback": True}]}), True),
+    (policy(identity={"class": [{"jwt_claim": "tier", "loopback": False}]}), True),
+    (policy(identity={"session": [{"jwt_claim": "a", "loopback": True}]}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k"})}), True),
+    (policy(identity={"jwt": provided({"jwks_url": "http://a/k"}, required=True)}), True),
+    (policy(identity={"jwt": provided({"jwks_url": "https://a/k", "tls_ca": "/ca"}, issuers=[])}), True),
+    (policy(identity={"jwt": provided({})}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k", "jwks_url": "http://a/k"})}), False),
+    (policy(identity={"jwt": provided({"jwks_url": "http://a/k", "tls_ca": "/ca"})}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k", "tls_ca": "/ca"})}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k", "algorithms": []})}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k", "algorithms": ["none"]})}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k", "algorithms": ["HS256"]})}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k"}, verified_by="mesh")}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k"}, issuers=["i"])}), False),
+    (policy(identity={"jwt": provided({"jwks_file": "/k"}, claims_header="x-claims")}), False),
+    (policy(identity={"jwt": {"verified_by": "sidecar"}}), False),
+    (policy(identity={"jwt": {"required": True}}), False),
+    (policy(identity={"jwt": {"required": False, "providers": [], "claims_header": "x-claims"}}), True),
+    *((classed({key: "x"}), True) for key in ("header", "jwt_claim", "path", "model", "tenant")),
+    (classed({"modality": "voice"}), True),
+    (classed({"header": "a", "value": "b*", "model": "c", "path": ""}), True),
+    (classed({"path": "a"}, {"header": "a"}), True),
+    (classed({}), False),
+    (classed({"value": "a"}), False),
+    (classed({"value": "*"}), False),
+    (classed({"header": ""}), False),
+    (classed({"path": "a", "value": "a"}), False),
+    (classed({"header": "a", "jwt_claim": "b"}), False),
+    (classed({"header": "a"}, {}), False),
+    (classed({"modality": "video"}), False),
+    (policy(quotas=[{"name": "q", "concurrency": 1}]), True),
+    (policy(quotas=[{"name": "q", "tokens_per_day": 1, "concurrency": None}]), True),
+    (policy(quotas=[{"name": "q"}]), False),
+    (policy(quotas=[{"name": "q", "concurrency": None}]), False),
     (service(deadlines=None), False),
     (service(models="*"), False),
 ]
@@ -98,6 +141,17 @@ DOCUMENTS: list[tuple[Any, bool]] = [
 def test_schema_and_loader_agree_about_a_document(document: Any, good: bool) -> None:
     assert (valid(document), loads(document)) == (good, good)
 
+
+BETWEEN = (
+    "is longer than",
+    "is of use w",
+    "is of no use",
+    "has no front",
+    "is defined already",
+    "is below min",
+    "is above max",
+)
+"""Words of rules over several places."""
 
 VALUES = [
     None,
@@ -130,9 +184,8 @@ def test_schema_and_loader_agree_about_every_field(place: Place) -> None:
     for value in VALUES:
         document = place.write(value)
         if valid(document) != loads(document):
-            between = ("is longer than", "is of use w", "is of no use", "has no front", "is defined already")
             messages = [message for _, message in faults_of(document)]
-            assert all(any(words in message for words in between) for message in messages), (value, messages)
+            assert all(any(words in message for words in BETWEEN) for message in messages), (value, messages)
 
 
 def test_what_only_the_loader_knows_is_what_the_docstring_says() -> None:
@@ -143,6 +196,13 @@ def test_what_only_the_loader_knows_is_what_the_docstring_says() -> None:
         service(breakers={"node": {"open": "10m"}}),
         service(endpoints=[{"url": "http://a"}], split={"v2": 1}),
         service(endpoints=[{"url": "http://[1.2.3.4]"}]),
+        service(admission={"concurrency": 2}),
+        policy(
+            identity={
+                "jwt": {"verified_by": "sidecar", "providers": [{"issuer": "i", "jwks_file": "/k"}] * 2},
+            }
+        ),
+        policy(identity={"jwt": provided({"jwks_url": "http://me@a/k"})}),
     ]
     assert [(valid(document), loads(document)) for document in only] == [(True, False)] * len(only)
 

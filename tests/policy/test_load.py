@@ -80,7 +80,7 @@ def test_the_documents_of_the_contract_load_together_and_alone() -> None:
 
 def test_the_contract_s_documents_warn_of_what_they_do_not_get() -> None:
     warnings = load_text(CONTRACT, CONTRACT_MESH).warnings
-    for words in ("chat-small", "zone_decay", "qos_policies", "fallback-svc"):
+    for words in ("chat-small", "zone_decay", "only x-sidecar-priority names it", "fallback-svc"):
         assert sum(words in warning for warning in warnings) == 1
     assert len(warnings) == 4
 
