@@ -11,7 +11,8 @@ from sidecar.core.detection import Detection
 from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node
-from sidecar.telemetry import routing
+from sidecar.core.quota import Ledger
+from sidecar.telemetry import quotas, routing
 from sidecar.telemetry.series import Kind, header, label_text
 
 Source = Callable[[], float]
@@ -249,13 +250,14 @@ COUNTED = 20
 class LiveGauges:
     """Set the attributes, then ask for `pieces` at every scrape. `now`: the fleet's clock, monotonic seconds."""
 
-    __slots__ = ("build", "desk", "fleet", "now", "sources")
+    __slots__ = ("build", "desk", "fleet", "ledger", "now", "sources")
 
     def __init__(self, build: str) -> None:
         self.build = build
         self.sources: dict[Watched, Source] = {}
         self.fleet: Fleet | None = None
         self.desk: Desk | None = None
+        self.ledger: Ledger | None = None
         self.now: Source = float
 
     def pieces(self) -> Iterator[str]:
@@ -269,6 +271,8 @@ class LiveGauges:
         if self.fleet is not None:
             yield from self._services(self.fleet)
             yield from self._nodes(self.fleet)
+        if self.ledger is not None:
+            yield from quotas.pieces(self.ledger)
         yield from routing.pieces(self.desk, self.fleet, self.now())
 
     def _services(self, fleet: Fleet) -> Iterator[str]:

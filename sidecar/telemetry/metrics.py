@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from sidecar.core.breaker import Scope, Transition
 from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
+from sidecar.core.quota import Ledger
 from sidecar.core.sketch import bucket_of
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName
@@ -250,6 +251,10 @@ class Metrics:
     def watch_desk(self, desk: Desk) -> None:
         """Read the routing tables off `desk` at every scrape."""
         self.live.desk = desk
+
+    def watch_ledger(self, ledger: Ledger) -> None:
+        """Read what quotas took and refused off `ledger` at every scrape."""
+        self.live.ledger = ledger
 
     def watch(self, name: Watched, source: Source) -> None:
         """Read `source()` at every scrape, on the loop's thread; it must not wait."""

@@ -106,9 +106,11 @@ KINDS = frozenset({"counter", "gauge", "summary", "histogram"})
 
 async def _exposition(metrics: Metrics) -> str:
     from sidecar.core.fleet import Fleet
+    from sidecar.core.quota import Ledger
     from sidecar.telemetry.live import WATCHED
 
     metrics.watch_fleet(Fleet(lambda: 0.0), lambda: 0.0)
+    metrics.watch_ledger(Ledger())
     for name in WATCHED:
         metrics.watch(name, lambda: 0.0)
     text, _ = await metrics.render()
