@@ -20,6 +20,8 @@ from sidecar.policy.schema import (
     Identity,
     NodeBreaker,
     Poison,
+    QosPolicy,
+    Quota,
     RequestBreaker,
     Retry,
     Seconds,
@@ -108,6 +110,8 @@ class Sidecar:
 async def sidecar(
     *what: Upstream | Endpoint | Service,
     identity: Identity | None = None,
+    qos_policies: Sequence[QosPolicy] = (),
+    quotas: Sequence[Quota] = (),
     **settings: object,
 ) -> AsyncIterator[Sidecar]:
     """A sidecar in front of upstreams (one plain service) or of whole services; admin and control are off unless
@@ -116,7 +120,12 @@ async def sidecar(
     others = [each for each in what if not isinstance(each, Service)]
     assert not (services and others)
     snapshot = Snapshot(
-        version=1, services=tuple(services or [service(*others)]), identity=identity or Identity(), ready_when="always"
+        version=1,
+        services=tuple(services or [service(*others)]),
+        identity=identity or Identity(),
+        qos_policies=tuple(qos_policies),
+        quotas=tuple(quotas),
+        ready_when="always",
     )
     chosen: dict[str, object] = {
         "listen": Listen("127.0.0.1", 0),
