@@ -112,6 +112,7 @@ async def sidecar(
     identity: Identity | None = None,
     qos_policies: Sequence[QosPolicy] = (),
     quotas: Sequence[Quota] = (),
+    log_fd: int = 1,
     **settings: object,
 ) -> AsyncIterator[Sidecar]:
     """A sidecar in front of upstreams (one plain service) or of whole services; admin and control are off unless
@@ -135,7 +136,7 @@ async def sidecar(
         "settle_s": 0.0,
         "access_log": "off",
     }
-    async with serving(Settings(**(chosen | settings)), snapshot) as running:  # type: ignore[arg-type]
+    async with serving(Settings(**(chosen | settings)), snapshot, log_fd=log_fd) as running:  # type: ignore[arg-type]
         # Start and end may read files; nothing between them may block the loop.
         with blockbuster_ctx("sidecar"):
             yield Sidecar(running)
