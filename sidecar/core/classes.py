@@ -4,7 +4,8 @@
    it may be meant for a sidecar with a newer policy, and a request is not refused for it.
 2. Else the first class in file order that has a match which fits, all of it. File order and not priority: whoever
    writes the file sees what comes first, and the narrow match may be that of the humble class. A header or a claim that
-   is absent or empty fits nothing; a model or a tenant that is not named fits `*`.
+   is absent or empty fits nothing; a model or a tenant that is not named fits `*`. A claim is found as in `identify`:
+   by its whole name, else as a way through objects; of one that is a list any item may fit (`groups`).
 3. Else the class `default`, the policy's or ours.
 
 What is matched comes from clients, so its cost is bounded: a glob that is more than a word or a beginning is held
@@ -34,6 +35,7 @@ VOICE_PATHS: Final = (b"/v1/audio/", b"/v1/realtime/")
 VOICE_PATH: Final = b"/v1/realtime"
 COMPLETIONS: Final = b"/v1/completions"
 
+_BRACKET: Final = ord("[")
 _AUDIO_PARTS: Final = frozenset({"input_audio", "audio_url"})  # OpenAI's, and vLLM's for one that is fetched
 _SPECIAL: Final = re.compile(r"[*?\[]")
 # Coders, and not encoders and decoders: `cross-encoder/...` ranks, `encodec` speaks.
@@ -183,12 +185,13 @@ class _Glob:
 class _Match:
     """A `match`: what is None or "" is not asked for."""
 
-    __slots__ = ("_claim", "_model", "_tenant", "_value", "header", "modality", "path", "qos")
+    __slots__ = ("_claim", "_model", "_tenant", "_value", "_way", "header", "modality", "path", "qos")
 
     def __init__(self, match: QosMatch, qos: QosClass) -> None:
         self.qos = qos
         self.header: bytes = match.header.lower().encode("latin-1", "replace")
         self._claim = match.jwt_claim
+        self._way = tuple(match.jwt_claim.split(".")) if "." in match.jwt_claim else ()
         self._value = _Glob(match.value)
         self.path: _Glob | None = _Glob(match.path) if match.path else None
         self._model: _Glob | None = _Glob(match.model) if match.model else None
@@ -211,13 +214,18 @@ class _Match:
             value = headers.get(self.header, "")
             if not value or not self._value.fits(value):
                 return False
-        if self._claim and not _claim_fits(claims.get(self._claim), self._value):
+        if self._claim and not self._fits_claim(claims):
             return False
         if self.path is not None and not self.path.fits(path):
             return False
         if self._model is not None and not self._model.fits(model):
             return False
         return self._tenant is None or self._tenant.fits(tenant)
+
+    def _fits_claim(self, claims: Mapping[str, object]) -> bool:
+        if _claim_fits(claims.get(self._claim), self._value):
+            return True
+        return bool(self._way) and _claim_fits(_along(claims, self._way), self._value)
 
 
 def modality_of(path: bytes, model: str, body: bytes) -> str:
@@ -262,16 +270,20 @@ def _has_audio(turns: msgspec.Raw) -> bool:
         return False
     try:
         for turn in decode_turns(turns):
-            if turn.type in _AUDIO_PARTS:
+            if _is_audio(turn.type):
                 return True
-            content = turn.content
-            if bytes(content[:1]) == b"[":
+            content = memoryview(turn.content)
+            if content.nbytes and content[0] == _BRACKET:
                 for part in decode_parts(content):
-                    if part.type in _AUDIO_PARTS:
+                    if _is_audio(part.type):
                         return True
     except (msgspec.MsgspecError, RecursionError):
         return False  # the engine is the judge of what is no prompt
     return False
+
+
+def _is_audio(kind: object) -> bool:
+    return isinstance(kind, str) and kind in _AUDIO_PARTS
 
 
 def _made(policy: QosPolicy) -> QosClass:
@@ -298,6 +310,15 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+def _along(claims: Mapping[str, object], way: tuple[str, ...]) -> object:
+    found: object = claims
+    for name in way:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(name)
+    return found
 
 
 def _claim_fits(value: object, glob: _Glob) -> bool:
