@@ -12,6 +12,7 @@ from bench.micro.conftest import Budgeted
 from sidecar.core.balance import Choice, pick
 from sidecar.core.breaker import Breaker, Permit, Scope
 from sidecar.core.budget import RetryBudget
+from sidecar.core.classes import Classes
 from sidecar.core.fleet import Fleet
 from sidecar.core.identify import Identifier
 from sidecar.core.service import ServiceState
@@ -19,13 +20,23 @@ from sidecar.core.split import pick_version
 from sidecar.core.window import Window
 from sidecar.kernel.ids import SessionId
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Endpoint, Identity, NodeBreaker, Service, Snapshot, ZoneDecay
+from sidecar.policy.schema import (
+    Endpoint,
+    Identity,
+    NodeBreaker,
+    QosMatch,
+    QosPolicy,
+    Service,
+    Snapshot,
+    ZoneDecay,
+)
 from sidecar.wire.headers import PASSED, Line
 
 ACQUIRE_RECORD_NS = 450
 WINDOW_COUNT_NS = 160
 RETRY_BUDGET_NS = 190
 IDENTIFY_NS = 1100
+CLASSIFY_NS = 1000
 SERVICE_FOR_NS = 100
 SESSION_NS = 190
 PICK_NS = {1: 1500, 100: 1500, 10_000: 2600}
@@ -109,6 +120,19 @@ def test_identify(budget: Budgeted) -> None:
             identifier.identify(HEADERS, "u1")
 
     budget(IDENTIFY_NS, run, UNITS)
+
+
+def test_classify(budget: Budgeted) -> None:
+    matches = {"voice": QosMatch(header="x-kind", value="voice"), "gold": QosMatch(tenant="acme")}
+    matches["batch"] = QosMatch(model="*-batch")
+    classes = Classes(tuple(QosPolicy(name=name, latency_sla_ms=300, match=(m,)) for name, m in matches.items()))
+
+    def run() -> None:
+        for _ in range(UNITS):
+            classes.classify("", HEADERS, {}, b"/v1/chat/completions", "llama-3", "t1", "")
+
+    assert classes.classify("", HEADERS, {}, b"/v1/chat/completions", "llama-3", "t1", "") is classes.default
+    budget(CLASSIFY_NS, run, UNITS)
 
 
 @pytest.mark.parametrize("count", [1, 1000])

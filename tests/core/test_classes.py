@@ -251,7 +251,7 @@ _MATCH = st.builds(
     model=_GLOB,
     tenant=_GLOB,
     modality=st.sampled_from(["", "text", "voice", "code"]),
-)
+).filter(lambda match: not (match.header and match.jwt_claim))  # no policy has both
 _WORD = st.sampled_from(["a", "b", "ab", "ba"])
 _REQUEST = st.fixed_dictionaries(
     {
@@ -410,9 +410,9 @@ def test_a_modality_is_one_of_three_whatever_comes(path: bytes, model: str, cont
         assert modality_of(path, model, data) in ("text", "voice", "code")
 
 
-def test_a_large_body_without_a_word_of_audio_is_not_decoded() -> None:
-    content = body(messages=[{"role": "user", "content": "all is well " * 300_000}])
+def test_a_large_body_is_soon_read() -> None:
+    content = body(messages=[{"role": "user", "content": "all is audio " * 300_000}] * 2)
     began = process_time()
-    for _ in range(5):
+    for _ in range(3):
         assert modality_of(CHAT, "llama", content) == "text"
-    assert process_time() - began < 0.5  # some 1 ms each
+    assert process_time() - began < 1  # some 4 ms each
