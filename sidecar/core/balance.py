@@ -24,7 +24,10 @@ to say why nobody can serve, and of many that is said again for a moment without
    the sessions bound there as many stay, always the same ones; the others move as if it were open, and return as the
    share grows. Local ones that a request leaves so are left for endpoints with more. Nobody leaves who has nowhere
    better to go, and probes come first as ever.
-6. When nobody can serve, the reason speaks of the nodes that this request has not tried: all open, `breaker_open` and
+6. Who is at its limit (`limit`) is passed over while another is not: drawn and full, the next one with room serves. A
+   bound session goes elsewhere meanwhile, and its binding stays. If all are full the limits are ignored: who may enter
+   was decided before (`admit`).
+7. When nobody can serve, the reason speaks of the nodes that this request has not tried: all open, `breaker_open` and
    the earliest probe; any of them only full, `overloaded` and the earliest of all; none left, `no_endpoint`.
 """
 
@@ -106,6 +109,8 @@ def pick(
         # Who is alone is drawn whatever its share: it has nobody to leave a request to but those that are not local.
         if node is None or (len(pool.local.nodes) == 1 < len(pool.ready.nodes) and _yields(node, now, chance)):
             node = _draw(pool.ready.nodes, tried, now, chance)
+    if node is not None and node.in_flight >= node.limit:
+        node = _with_room(service, pool, tried, chance) or node
     if node is None and not may_probe:
         for waited in pool.nodes:
             if waited.breaker.waited(now) and waited.overload_until <= now and waited.key not in tried:
@@ -161,6 +166,7 @@ def _preferred(
             and home.key not in tried
             and (home.share >= 1.0 or position(session.id) < home.share)
             and not _yields(home, now, chance)
+            and home.in_flight < home.limit
         ):
             permit = home.breaker.acquire(now)
             if isinstance(permit, Permit):
@@ -168,6 +174,8 @@ def _preferred(
     key = session.node_key
     bound = None if key is None else pool.ready.get(key)
     if bound is None or key in tried or _yields(bound, now, chance) or (bound.share < 1.0 and _leaves(session, bound)):
+        return None
+    if bound.in_flight >= bound.limit and _with_room(service, pool, tried, chance) is not None:
         return None
     permit = bound.breaker.acquire(now)
     return Choice(bound, permit, "bound") if isinstance(permit, Permit) else None
@@ -279,6 +287,21 @@ def _draw(nodes: list[Node], tried: Collection[EndpointKey], now: float, chance:
         return rest[0] if rest else None
     one, other = rest[int(chance() * len(rest))], rest[int(chance() * len(rest))]
     return other if other.in_flight + other.waiting < one.in_flight + one.waiting else one
+
+
+def _with_room(
+    service: ServiceState, pool: Pool, tried: Collection[EndpointKey], chance: Callable[[], float]
+) -> Node | None:
+    """The first one below its limit from a random place on, a local one if those come first; None: there is none."""
+    for nodes in (pool.local.nodes, pool.ready.nodes) if service.local_first else (pool.ready.nodes,):
+        count = len(nodes)
+        at = int(chance() * count)
+        for _ in range(count):
+            node = nodes[at]
+            if node.in_flight < node.limit and node.key not in tried:
+                return node
+            at = at + 1 if at + 1 < count else 0
+    return None
 
 
 def _choose(

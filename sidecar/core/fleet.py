@@ -23,6 +23,7 @@ from sidecar.core.breaker import (
     State,
     Transition,
 )
+from sidecar.core.classes import Classes
 from sidecar.core.identify import Identifier
 from sidecar.core.models import ModelTable
 from sidecar.core.models import matches as matches
@@ -30,7 +31,7 @@ from sidecar.core.pool import Node as Node
 from sidecar.core.pool import Pool as Pool
 from sidecar.core.service import MAX_MODEL_NAME, Agreement, ServiceState
 from sidecar.kernel.ids import ServiceName
-from sidecar.policy.schema import Identity, Service, Snapshot
+from sidecar.policy.schema import Identity, QosPolicy, Service, Snapshot
 
 MAX_MODELS: Final = 1024  # model names remembered as belonging to a service; clients make names up
 
@@ -82,8 +83,10 @@ class Fleet:
         "_made",
         "_models",
         "_poison_key",
+        "_qos_policies",
         "agreement",
         "chance",
+        "classes",
         "generation",
         "identifier",
         "services",
@@ -102,6 +105,8 @@ class Fleet:
         self.generation = 0
         """Grows whenever an endpoint may have come, changed or gone."""
         self.identifier = Identifier(Identity())
+        self.classes = Classes(())
+        self._qos_policies: tuple[QosPolicy, ...] = ()
         self.wake: Callable[[ServiceName], None] = _stay_asleep
         """Is to `put` a service that sleeps: somebody asks for it."""
         self._made: set[ServiceName] = set()
@@ -119,10 +124,14 @@ class Fleet:
         moved: list[Transition] = []
         services: dict[ServiceName, ServiceState] = {}
         added = tuple(made)
+        if snapshot.qos_policies != self._qos_policies:
+            self._qos_policies = snapshot.qos_policies
+            self.classes = Classes(snapshot.qos_policies)
         for policy in (*snapshot.services, *added):
             name = ServiceName(policy.name)
             service = self.services.get(name) or ServiceState(policy, now, self._poison_key, self.agreement)
             moved.extend(service.use(policy, now))
+            service.govern(self.classes, bool(self._qos_policies), now)
             services[name] = service
         for name, gone in self.services.items():
             if name not in services:
@@ -146,9 +155,12 @@ class Fleet:
         if service is not None:
             if policy.models != service.policy.models:
                 self._forget_models()
-            return service.use(policy, now)
+            moved = service.use(policy, now)
+            service.govern(self.classes, bool(self._qos_policies), now)
+            return moved
         service = ServiceState(policy, now, self._poison_key, self.agreement)
         moved = service.use(policy, now)
+        service.govern(self.classes, bool(self._qos_policies), now)
         self.services = {**self.services, name: service}
         self._made.add(name)
         self._asleep.pop(name, None)

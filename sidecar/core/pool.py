@@ -21,6 +21,7 @@ import msgspec
 
 from sidecar.core.breaker import Breaker, Roster
 from sidecar.core.detector import Detector
+from sidecar.core.limit import Limiter
 from sidecar.core.models import matches
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName, VersionName
@@ -29,6 +30,7 @@ from sidecar.policy.schema import Endpoint, is_translated
 MAX_PARTS: Final = 128  # sets of nodes remembered for the models that only some have
 MANY: Final = 32  # up to this many nodes, finding out anew why nobody can serve costs less than the answer
 RETOLD_S: Final = 0.1  # how old the reason and the hint when to come back may be where there are more
+LOOKS: Final = 256  # nodes looked at for one with room, 2 us compiled: with more, who finds none asks again soon
 SLACK: Final = 64  # entries of a heap that may be out of date, beyond one per node
 
 Kind = tuple[tuple[str, ...], frozenset[str] | None]
@@ -56,8 +58,9 @@ class Node:
     late while they ran. `in_flight` is ours (whoever
     forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
     what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
-    `translated`: it does not speak the clients' API. `share` (0-1) is what it gets of what it would: less than 1 while
-    its zone is turned down (`zone`).
+    `limit` is how many of ours it takes at once, inf for any number; `limiter` is who finds that out, None where it is
+    given. `translated`: it does not speak the clients' API. `share` (0-1) is what it gets of what it would: less than 1
+    while its zone is turned down (`zone`).
     """
 
     __slots__ = (
@@ -72,6 +75,8 @@ class Node:
         "in_flight",
         "key",
         "late",
+        "limit",
+        "limiter",
         "reply_lines",
         "service",
         "share",
@@ -95,6 +100,8 @@ class Node:
         self.use(endpoint)
         self.in_flight = 0
         self.share = 1.0
+        self.limit = inf
+        self.limiter: Limiter | None = None
         self.late = 0
         self.waiting = 0
         self._overload_until = -inf
@@ -197,10 +204,12 @@ class Pool:
         "_refusal",
         "_retold_for",
         "_retold_until",
+        "_roomy",
         "_roster",
         "_seen",
         "_wakes",
         "due",
+        "kinds",
         "local",
         "nodes",
         "ready",
@@ -219,6 +228,9 @@ class Pool:
         self._heap: list[tuple[float, EndpointKey]] = []
         self._wakes: dict[EndpointKey, float] = {}
         self._kinds: tuple[Kind, ...] = tuple(dict.fromkeys([node.kind for node in nodes]))
+        self.kinds: frozenset[Kind] = frozenset(self._kinds)
+        """Pools of a service and a version with the same kinds of nodes have the same nodes."""
+        self._roomy = 0
         self._parts: dict[tuple[Kind, ...], Pool] = {}
         self._refusal: Unavailable | None = None
         self._retold_for: tuple[EndpointKey, ...] = ()
@@ -278,6 +290,27 @@ class Pool:
         if len(ready) > len(tried):
             return True
         return any(node.key not in tried for node in ready)
+
+    def has(self, node: Node) -> bool:
+        """Whether the node is in it, whatever may be done with it."""
+        return self._by_key.get(node.key) is node
+
+    def has_room(self, now: float) -> bool:
+        """Whether a node is below its limit, or would lend a probe. Of very many it looks at a part, each time the
+        next one, and first at the one that had room last."""
+        nodes = self.ready.nodes
+        count = len(nodes)
+        at = self._roomy
+        for _ in range(min(count, LOOKS)):
+            if at >= count:
+                at = 0
+            node = nodes[at]
+            if node.in_flight < node.limit:
+                self._roomy = at
+                return True
+            at += 1
+        self._roomy = at
+        return bool(self.due) and self.probe((), now) is not None
 
     def refusal(self, tried: Collection[EndpointKey], now: float) -> Unavailable:
         """Why none that was not `tried` can serve."""

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from sidecar.core.admit import Gate
 from sidecar.core.breaker import (
     FRESH,
     Agreed,
@@ -29,8 +30,10 @@ from sidecar.core.breaker import (
 )
 from sidecar.core.budget import RetryBudget
 from sidecar.core.canary import Trial
+from sidecar.core.classes import Classes
 from sidecar.core.detection import Detection
 from sidecar.core.detector import Detector
+from sidecar.core.limit import Limiter
 from sidecar.core.models import matches as matches
 from sidecar.core.normal import STRAINED_S
 from sidecar.core.poison import Suspects
@@ -111,6 +114,7 @@ class ServiceState:
         "detection",
         "fallback",
         "foreign",
+        "gate",
         "hedge",
         "hedge_shadowed",
         "local_first",
@@ -161,6 +165,8 @@ class ServiceState:
         """Late requests that enforcing would have moved."""
         self.counted: list[Breaker] = []
         """Sessions and kinds of request that have results to be told; none that has none to live down."""
+        self.gate: Gate | None = None
+        """Who runs, who waits; None: everybody runs."""
         self.zone_shares: dict[str, float] = {}
         """The zones that are turned down, with what their endpoints get of what they would (`turn`)."""
         self.turned = False
@@ -255,6 +261,37 @@ class ServiceState:
         self._trim_sessions(now, len(self.sessions))
         return [transition for transition in moved if transition is not None]
 
+    def govern(self, classes: Classes, any_class: bool, now: float) -> None:
+        """Takes the classes of the policy (`any_class`: it has some), after `use`: who may run, and where the limits
+        are. A gate that is no more keeps whoever waits: `Gate.abandon`."""
+        policy = self.policy.admission
+        if policy.mode == "off" or (policy.mode == "auto" and not any_class):
+            self.gate = None
+        elif self.gate is None:
+            self.gate = Gate(policy, classes, now)
+        else:
+            self.gate.use(policy, classes, now)
+        for node in self.nodes.values():
+            limiter = node.limiter
+            if self.gate is None or policy.limit == "fixed":
+                node.limiter = None
+            elif limiter is None:
+                node.limiter = Limiter(policy)
+            else:
+                limiter.use(policy)
+            self._limit(node, now)
+
+    def _limit(self, node: Node, now: float) -> None:
+        """How much it takes at once: less while its zone is turned down, and while it comes back."""
+        if self.gate is None:
+            node.limit = inf
+            return
+        limiter = node.limiter
+        limit = float(self.policy.admission.concurrency) if limiter is None else limiter.limit
+        if now < node.breaker.ramp_until:
+            limit *= node.breaker.share(now)
+        node.limit = max(1.0, limit * node.share)
+
     def turn(self, zones: Mapping[str, float]) -> None:
         """Gives every endpoint the share that its zone has; a zone that is not among them has all."""
         shares = {zone: max(0.0, share) for zone, share in zones.items() if zone and share < 1.0}
@@ -277,6 +314,11 @@ class ServiceState:
             closed = breaker.expire(now)
             if closed is not None:
                 moved.append(closed)
+        if self.gate is not None:
+            for each in self.nodes.values():
+                if each.limiter is not None:
+                    each.limiter.tick(each.waiting, each.in_flight, now)
+                self._limit(each, now)
         detection = self.detection
         if detection is None:
             return moved
