@@ -12,7 +12,7 @@ from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node
 from sidecar.core.quota import Ledger
-from sidecar.telemetry import quotas, routing
+from sidecar.telemetry import jwt, quotas, routing
 from sidecar.telemetry.series import Kind, header, label_text
 
 Source = Callable[[], float]
@@ -250,7 +250,7 @@ COUNTED = 20
 class LiveGauges:
     """Set the attributes, then ask for `pieces` at every scrape. `now`: the fleet's clock, monotonic seconds."""
 
-    __slots__ = ("build", "desk", "fleet", "ledger", "now", "sources")
+    __slots__ = ("build", "desk", "fleet", "ledger", "now", "sources", "tokens")
 
     def __init__(self, build: str) -> None:
         self.build = build
@@ -258,6 +258,7 @@ class LiveGauges:
         self.fleet: Fleet | None = None
         self.desk: Desk | None = None
         self.ledger: Ledger | None = None
+        self.tokens: jwt.Tokens | None = None
         self.now: Source = float
 
     def pieces(self) -> Iterator[str]:
@@ -273,6 +274,8 @@ class LiveGauges:
             yield from self._nodes(self.fleet)
         if self.ledger is not None:
             yield from quotas.pieces(self.ledger)
+        if self.tokens is not None:
+            yield from jwt.pieces(self.tokens)
         yield from routing.pieces(self.desk, self.fleet, self.now())
 
     def _services(self, fleet: Fleet) -> Iterator[str]:

@@ -24,6 +24,7 @@ from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.proxy.ports import AttemptRecord, RequestRecord
+from sidecar.telemetry.jwt import Tokens
 from sidecar.telemetry.labels import ModelNames, status_word
 from sidecar.telemetry.live import LiveGauges, Source, Watched
 from sidecar.telemetry.series import Cell, Counters, Histograms, Labels, Summaries
@@ -255,6 +256,10 @@ class Metrics:
     def watch_ledger(self, ledger: Ledger) -> None:
         """Read what quotas took and refused off `ledger` at every scrape."""
         self.live.ledger = ledger
+
+    def watch_jwt(self, tokens: Tokens) -> None:
+        """Read what was believed and refused off `tokens` at every scrape."""
+        self.live.tokens = tokens
 
     def watch(self, name: Watched, source: Source) -> None:
         """Read `source()` at every scrape, on the loop's thread; it must not wait."""

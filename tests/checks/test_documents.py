@@ -108,9 +108,11 @@ async def _exposition(metrics: Metrics) -> str:
     from sidecar.core.fleet import Fleet
     from sidecar.core.quota import Ledger
     from sidecar.telemetry.live import WATCHED
+    from tests.telemetry.test_jwt import Verifier
 
     metrics.watch_fleet(Fleet(lambda: 0.0), lambda: 0.0)
     metrics.watch_ledger(Ledger())
+    metrics.watch_jwt(Verifier())
     for name in WATCHED:
         metrics.watch(name, lambda: 0.0)
     text, _ = await metrics.render()
