@@ -21,6 +21,7 @@ import re
 import struct
 from binascii import crc_hqx
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -33,6 +34,11 @@ TX_BYTES: Final = 16
 MAX_RECORD_BYTES: Final = 4096
 """A record is some 200 bytes; a longer one is not ours, or broken. A route's table has `MAX_TABLE_BYTES`."""
 MAX_TABLE_BYTES: Final = 1 << 20
+
+MAX_TENANT_BYTES: Final = 256
+"""Of a budget's key: the server has it in memory, and clients choose it."""
+BUDGET: Final = "budget"
+"""The scope of a key that is a tenant's budget and no register's."""
 
 HEAD: Final = struct.Struct(">BBBBBHIQQQIIIIQ16s")
 MAX_U32: Final = 0xFFFF_FFFF
@@ -243,6 +249,15 @@ def route_key(service: str) -> str:
     return f"route:{service}/"
 
 
+def budget_key(quota: str, tenant: str) -> str:
+    """The key of a tenant's budget: `budget:QUOTA/TENANT`. A tenant is what its client says it is: any text, cut to
+    MAX_TENANT_BYTES by a hash of the whole."""
+    name = tenant.encode("utf-8", "backslashreplace")
+    if len(name) > MAX_TENANT_BYTES:
+        name = b"blake2b:" + blake2b(name, digest_size=16).hexdigest().encode()
+    return f"{BUDGET}:{quota}/{name.decode()}"
+
+
 def parse_key(key: str) -> tuple[str, str, str]:
     """A register's key in parts: scope (or `route`), service, name. ValueError if it is none."""
     scope, colon, rest = key.partition(":")
@@ -261,3 +276,10 @@ def shard_of(key: str) -> int:
     scope, service, _ = parse_key(key)
     spread = key if scope == Scope.SESSION else service
     return crc_hqx(spread.encode(), 0) % SHARDS
+
+
+def budget_shard(key: str) -> int:
+    """Where a tenant's budget lives, 0-15: they are spread over all. ValueError if the key is none of a budget."""
+    if parse_key(key)[0] != BUDGET:
+        raise ValueError(f"{key!r} is no budget's key")
+    return crc_hqx(key.encode(), 0) % SHARDS

@@ -374,7 +374,204 @@ local function share(keys, args)
   return reply('ok', now)
 end
 
+-- What is kept of a budget, in one hash: 'm', when it was last drawn on, its longest span, all slots that are held, when
+-- it was made; 'w' of each window, what was drawn in each part; 'b' of each sidecar, what it drew of that; 's', its
+-- slots. Two more keys say when which sidecar was last here, and with slots. What cannot be read counts as none.
+local DRAWN_SCHEMA = 1
+local PARTS = SPAN_PARTS + 1  -- the part that begins a span ago is in use as long as any of it is
+local META, META_BYTES = '>BI6I5I8I8', 28
+local NUMBERS, WINDOW, WINDOW_BYTES = '>I8I8I8', '>BI4I8I8I8I8I8I8', 53
+local OF_WIDTH = {[2] = '>', [4] = '>', [6] = '>'}  -- parts have 2, 4 or 6 bytes each, as the greatest needs
+for _ = 1, PARTS do
+  OF_WIDTH[2], OF_WIDTH[4], OF_WIDTH[6] = OF_WIDTH[2] .. 'I2', OF_WIDTH[4] .. 'I4', OF_WIDTH[6] .. 'I6'
+end
+
+local function is_drawn(data, bytes)
+  return data and #data >= bytes and string.byte(data, 1) == DRAWN_SCHEMA
+end
+
+-- Parts that are kept at a place of `data`, the oldest first, and the place behind them; nil if there are none.
+local function kept_at(data, at)
+  if #data < at + 6 then return nil end
+  local now, width = struct.unpack('>I6B', data, at)
+  local after = at + 7 + width * PARTS
+  if not OF_WIDTH[width] or #data < after - 1 then return nil end
+  local kept = {struct.unpack(OF_WIDTH[width], data, at + 7)}
+  kept.now = now
+  return kept, after
+end
+
+local function keep(parts, now)
+  local most = math.max(unpack(parts))
+  local width = most < 65536 and 2 or most < 4294967296 and 4 or 6
+  return struct.pack('>I6B', now, width) .. struct.pack(OF_WIDTH[width], unpack(parts))
+end
+
+-- Parts as of now, and their sum. What is ahead of now, since the clock went back, is of now.
+local function turned(kept, now)
+  local parts, sum = {}, 0
+  local by = kept and now - kept.now
+  for i = 1, PARTS do
+    local drawn = 0
+    if kept and i + by >= 1 and i + by <= PARTS then drawn = kept[i + by] end
+    parts[i], sum = drawn, sum + drawn
+  end
+  if kept and by < 0 then
+    local ahead = 0
+    for i = math.max(1, PARTS + by + 1), PARTS do ahead = ahead + kept[i] end
+    ahead = math.min(ahead, MOST_DRAWN - parts[PARTS])
+    parts[PARTS], sum = parts[PARTS] + ahead, sum + ahead
+  end
+  return parts, sum
+end
+
+local function part_of(span, ms)
+  return math.floor(ms * SPAN_PARTS / span)
+end
+
+local function field_of(unit, span)
+  return string.format('w%d:%.0f', unit, span)
+end
+
+-- What a sidecar drew, by the windows' fields; and what is in use of windows that are not in `called`, as it is kept.
+local function mine_of(data, called, now_ms)
+  local mine, rest, at = {}, {}, 2
+  while is_drawn(data, at + 4) do
+    local unit, span = struct.unpack('>BI4', data, at)
+    local kept, after = kept_at(data, at + 5)
+    if not kept then break end
+    local field = field_of(unit, span)
+    if called[field] then
+      mine[field] = kept
+    elseif kept.now > part_of(span, now_ms) - PARTS then
+      rest[#rest + 1] = string.sub(data, at, after - 1)
+    end
+    at = after
+  end
+  return mine, rest
+end
+
+-- How long until `rest` fits below the limit; `sum` is what is in use.
+local function wait_of(w, parts, sum, rest, now, now_ms)
+  if rest <= 0 then return 0 end
+  if rest > w.limit then return w.span end
+  for i = 1, PARTS do
+    sum = sum - parts[i]
+    if sum + rest <= w.limit then return math.ceil((now + i) * w.span / SPAN_PARTS) - now_ms end
+  end
+end
+
+-- One window: what is to be kept of all and of the sidecar, and what it gave as the reply says it.
+local function draw_window(w, kept, mine, now_ms)
+  local now = part_of(w.span, now_ms)
+  local parts, sum = turned(kept, now)
+  local own = turned(mine, now)
+  local i = PARTS
+  if w.back_us > 0 then i = math.min(PARTS, PARTS + part_of(w.span, math.floor(w.back_us / 1000)) - now) end
+  while w.back > 0 and i > 0 do
+    local off = math.min(w.back, own[i])
+    local there = math.min(off, parts[i])
+    own[i], parts[i], sum, w.back, i = own[i] - off, parts[i] - there, sum - there, w.back - off, i - 1
+  end
+  local must = math.min(w.must, MOST_DRAWN - parts[PARTS])
+  local room = math.min(w.limit - sum, MOST_DRAWN - parts[PARTS]) - must
+  local granted = math.min(w.want, room)
+  if granted < 0 or room < math.min(w.least, w.want) then granted = 0 end
+  local drawn = must + granted
+  parts[PARTS], sum = parts[PARTS] + drawn, sum + drawn
+  own[PARTS] = math.min(MOST_DRAWN, own[PARTS] + drawn)
+  local wait = wait_of(w, parts, sum, w.want - granted, now, now_ms)
+  return string.char(DRAWN_SCHEMA) .. keep(parts, now), struct.pack('>BI4', w.unit, w.span) .. keep(own, now),
+    struct.pack('>I8I8I4', granted, sum, wait)
+end
+
+-- The windows of a call, and the fields that they are kept in; nil if there may be no such windows.
+local function windows_of(numbers)
+  local windows, fields, seen = {}, {}, {}
+  for at = 25, #numbers, WINDOW_BYTES do
+    local w = {}
+    w.unit, w.span, w.limit, w.must, w.want, w.back, w.least, w.back_us = struct.unpack(WINDOW, numbers, at)
+    local field = field_of(w.unit, w.span)
+    if #windows == MAX_WINDOWS or seen[field] or w.span < MIN_SPAN_MS or w.span > MAX_SPAN_MS then return nil end
+    windows[#windows + 1], fields[#fields + 1], seen[field] = w, field, true
+  end
+  return windows, fields, seen
+end
+
+-- Sidecars that were not here for long. The slots that they had.
+local function leave(budget, key, what, before_ms)
+  local slots = 0
+  for _, by in ipairs(call('ZRANGEBYSCORE', key, '-inf', score(before_ms))) do
+    if what == 's' then slots = slots + (tonumber(call('HGET', budget, 's' .. by)) or 0) end
+    call('HDEL', budget, what .. by)
+    call('ZREM', key, by)
+  end
+  return slots
+end
+
+-- The clock went back: who was here later was here now.
+local function set_back(key, now_ms)
+  for _, by in ipairs(call('ZRANGEBYSCORE', key, '(' .. score(now_ms), '+inf')) do
+    call('ZADD', key, score(now_ms), by)
+  end
+end
+
+local function ttl_of(longest)
+  return math.ceil(longest * PARTS / SPAN_PARTS) + MEMBER_TTL_MS
+end
+
+-- Rule 11. Its keys: the budget, who draws on it, who has slots of it.
+local function draw(keys, args)
+  local budget, drawers, holders, numbers, by = keys[1], keys[2], keys[3], args[1], args[2]
+  local limit, used, want = struct.unpack(NUMBERS, numbers)
+  local now = clock()
+  local now_ms = math.floor(now / 1000)
+  local windows, fields, called = windows_of(numbers)
+  if not windows then return reply('illegal', now) end
+  local meta = call('HGET', budget, 'm')
+  local _, at, longest, slots, born = 0, 0, 0, 0, now
+  if is_drawn(meta, META_BYTES) then
+    _, at, longest, slots, born = struct.unpack(META, meta)
+    if at > now_ms then
+      set_back(drawers, now_ms)
+      set_back(holders, now_ms)
+    end
+    leave(budget, drawers, 'b', now_ms - DRAWER_TTL_MS)
+    if slots > 0 then slots = slots - leave(budget, holders, 's', now_ms - MEMBER_TTL_MS) end
+    if now_ms - at >= ttl_of(longest) then longest, born = 0, now end  -- nothing of it is in use
+  end
+  local kept = call('HMGET', budget, 'b' .. by, 's' .. by, unpack(fields))
+  local mine, drawn = mine_of(kept[1], called, now_ms)
+  local had = tonumber(kept[2] or 0) or 0
+  slots = math.max(0, slots - had)
+  local own = math.max(used, math.min(want, limit - slots))
+  local written, answer = {}, {struct.pack(NUMBERS, own, slots + own, born)}
+  for i, w in ipairs(windows) do
+    longest = math.max(longest, w.span)
+    local data = kept[i + 2]
+    local parts = is_drawn(data, 1) and kept_at(data, 2) or nil
+    written[2 * i - 1] = fields[i]
+    written[2 * i], drawn[#drawn + 1], answer[i + 1] = draw_window(w, parts, mine[fields[i]], now_ms)
+  end
+  call('HSET', budget, 'm', struct.pack(META, DRAWN_SCHEMA, now_ms, longest, slots + own, born), 'b' .. by,
+    string.char(DRAWN_SCHEMA) .. table.concat(drawn), unpack(written))
+  call('ZADD', drawers, score(now_ms), by)
+  local ttl = score(ttl_of(longest))
+  call('PEXPIRE', budget, ttl)
+  call('PEXPIRE', drawers, ttl)
+  if own > 0 then
+    call('HSET', budget, 's' .. by, score(own))
+    call('ZADD', holders, score(now_ms), by)
+  elseif had > 0 then
+    call('HDEL', budget, 's' .. by)
+    call('ZREM', holders, by)
+  end
+  -- With the budget, however long ago somebody took a slot: who has one must be found while it counts.
+  if slots + own > 0 then call('PEXPIRE', holders, ttl) end
+  return reply('ok', now, table.concat(answer))
+end
+
 local functions = {
   propose = propose, ask = ask, report = report, renew = renew, release = release, restore = restore, beat = beat,
-  share = share,
+  share = share, draw = draw,
 }

@@ -22,8 +22,21 @@ import msgspec
 
 from sidecar.core.breaker import MOST_TIMES
 from sidecar.txlog import codec, store
-from sidecar.txlog.codec import SHARDS, parse_key, route_key, shard_of
-from sidecar.txlog.store import Ask, Beat, Call, Propose, Release, Renew, Report, Restore, Share
+from sidecar.txlog.codec import SHARDS, budget_shard, parse_key, route_key, shard_of
+from sidecar.txlog.store import (
+    MAX_WINDOWS,
+    Ask,
+    Beat,
+    Call,
+    Draw,
+    Propose,
+    Release,
+    Renew,
+    Report,
+    Restore,
+    Share,
+    cut,
+)
 
 PACKING: Final = 1
 """Counted up whenever the way in which calls are packed changes."""
@@ -31,7 +44,7 @@ PACKING: Final = 1
 SLOTS: Final = 1 << 14
 """Of a Redis Cluster."""
 
-NAMES: Final = ("propose", "ask", "report", "renew", "release", "restore", "beat", "share")
+NAMES: Final = ("propose", "ask", "report", "renew", "release", "restore", "beat", "share", "draw")
 
 _FROM_STORE: Final = (
     "SUSPECT_MS",
@@ -49,6 +62,12 @@ _FROM_STORE: Final = (
     "LOG_BYTES",
     "EVIDENCE_BYTES",
     "EVIDENCE_OVERHEAD",
+    "SPAN_PARTS",
+    "DRAWER_TTL_MS",
+    "MOST_DRAWN",
+    "MAX_WINDOWS",
+    "MIN_SPAN_MS",
+    "MAX_SPAN_MS",
 )
 
 _PROPOSE: Final = struct.Struct(">BBBBBBHIQQIIIIIII")
@@ -56,7 +75,10 @@ _ASK: Final = struct.Struct(">III")
 _REPORT: Final = struct.Struct(">IQQBBIII")
 _RENEW: Final = struct.Struct(">IQQI")
 _RELEASE: Final = struct.Struct(">IQQ")
+_DRAW: Final = struct.Struct(">QQQ")
+_WINDOW: Final = struct.Struct(">BIQQQQQQ")
 _NEUTRAL: Final = 2
+_MAX_U32: Final = 0xFFFF_FFFF
 
 
 class Library(msgspec.Struct, frozen=True):
@@ -123,6 +145,11 @@ class Shard:
             b"%b:probes:%b" % (tag, key),
             b"%b:leases:%b" % (tag, key),
         )
+
+    def budget(self, key: bytes) -> tuple[bytes, ...]:
+        """What is kept of a tenant's budget, who draws on it, and who has slots of it."""
+        tag = self.tag
+        return tag + b":" + key, b"%b:drawers:%b" % (tag, key), b"%b:slots:%b" % (tag, key)
 
 
 Command = tuple[bytes, ...]
@@ -199,6 +226,10 @@ class Packer:
                 shard = shard_of(route_key(call.service))
                 evidence = self.shards[shard].evidence
                 return shard, (*self._ways["share"], b"1", evidence, call.blob, b"%d" % call.keep_ms)
+            case Draw():
+                shard = budget_shard(call.key)
+                keys = self.shards[shard].budget(call.key.encode())
+                return shard, (*self._ways["draw"], b"3", *keys, _numbers(call), call.by.encode())
             case _:
                 assert_never(call)
 
@@ -207,3 +238,20 @@ class Packer:
         named = key.encode()
         keys = self.shards[shard].keys(named, parse_key(key)[1].encode())
         return shard, (*self._ways[name], b"8", *keys, named, *words)
+
+
+def _numbers(call: Draw) -> bytes:
+    """A draw's numbers; one window more than there may be is enough to see that they are too many."""
+    packed = _DRAW.pack(cut(call.slots_limit), cut(call.slots_used), cut(call.slots_want))
+    for window in call.windows[: MAX_WINDOWS + 1]:
+        packed += _WINDOW.pack(
+            window.unit,
+            min(max(window.span_ms, 0), _MAX_U32),
+            cut(window.limit),
+            cut(window.must),
+            cut(window.want),
+            cut(window.give_back),
+            cut(window.least),
+            min(max(window.give_back_us, 0), codec.MAX_EXACT),
+        )
+    return packed

@@ -4,7 +4,8 @@ With `--redis local` the same calls are made and the same records are read as wi
 module knows whether there is one. Nothing here waits except a reader, and nothing is kept beyond the process.
 
 1. What the contract asks, in its order; whatever the functions in the server keep in a key of their own has a field
-   here: a shard's registers, its log, its evidence, who suspects whom, which nodes are not closed.
+   here: a shard's registers, its log, its evidence, who suspects whom, which nodes are not closed. What tenants drew is
+   `budgets`' business.
 2. Everything is bounded. The logs have `LOG_RECORDS` and `STREAM_BYTES`, the evidence `EVIDENCE_RECORDS` and the same
    bytes; of more than `MAX_REGISTERS` in a shard those that are closed longest are forgotten before their time.
 3. A body is passed on as it came: this release must not drop what a later one wrote into it.
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 
 from sidecar.core.breaker import Scope
 from sidecar.txlog import codec
+from sidecar.txlog.budgets import Budgets
 from sidecar.txlog.codec import HEAD, SHARDS, Code, Kind, Record, Unreadable, parse_key, route_key, shard_of
 from sidecar.txlog.store import (
     CLOSED_TTL_MS,
@@ -37,6 +39,7 @@ from sidecar.txlog.store import (
     Ask,
     Beat,
     Call,
+    Draw,
     Entry,
     Image,
     Propose,
@@ -160,6 +163,7 @@ class LocalStore:
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
         self._shards = [_Shard() for _ in range(SHARDS)]
+        self._budgets = Budgets()
         self._members: dict[str, int] = {}
         self._readers: list[asyncio.Future[None]] = []
 
@@ -239,6 +243,8 @@ class LocalStore:
                 self._shards[shard_of(route_key(call.service))].evidence.append(call.blob, now, call.keep_ms)
                 self._wake()
                 return Reply(Verdict.OK, now)
+            case Draw():
+                return self._budgets.draw(call, now)
             case _:
                 assert_never(call)
 

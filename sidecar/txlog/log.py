@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from sidecar.txlog.codec import SHARDS, Record, Unreadable, decode, parse_key, shard_of
 from sidecar.txlog.fold import order_of
 from sidecar.txlog.replica import Job, Replica
-from sidecar.txlog.store import Beat, Entry, Propose, Reply, Store, StoreDown, StoreUnfit
+from sidecar.txlog.store import Beat, Call, Entry, Propose, Reply, Store, StoreDown, StoreUnfit
 
 BLOCK_MS: Final = 500  # a read that finds nothing ends after this: how soon a shard that must be read whole is
 COUNT: Final = 200  # entries of one stream in one read: about 2 ms of the loop
@@ -189,6 +189,15 @@ class TransactionLog:
         self._replica.replied(Job(call), reply, self._clock())
         self._wake.set()  # what it found lost is to be restored
         return reply
+
+    async def ask(self, calls: list[Call]) -> list[Reply]:
+        """Calls that are no register's, beside the ring, in one round trip; the replies in their order.
+
+        StoreDown: each of them may have been done. Some BATCH of them are a few milliseconds of the server's.
+        """
+        if self.state is not State.UP:
+            raise StoreDown("away", self.last_error or "the log has not been reached yet")
+        return await self._store.call(calls)
 
     async def _begin(self) -> None:
         store, replica = self._store, self._replica

@@ -50,14 +50,30 @@ the only one.
 9. `Beat` says that a sidecar lives and answers with how many do (`ms`): those heard of in the last MEMBER_TTL_MS.
 10. `Share` appends to the shard's evidence, of which what is older than `keep_ms` may go, and the oldest of what is
     more than `EVIDENCE_BYTES`.
+11. `Draw` draws on one tenant's budget, ahead of need. Time is cut into parts of 1/SPAN_PARTS of a window's span, and
+    what was drawn in a part is in use until the part is a whole span old: never less than a span, nor longer than by
+    one part. In each window by itself, in this order: `give_back` is taken off what this very sidecar drew until
+    `give_back_us` (0: until now), `must` too, the newest first, for who uses the oldest first holds the newest; never
+    more than it drew, and of what is in use no longer nothing. `must` was used already: it is counted, though it be
+    over the limit. Of `want` as much is granted as there is room below the limit, if that is `least` or more. Slots:
+    the sidecar has `slots_used`, or, where it wants more, up to `slots_want` as far as all have no more than
+    `slots_limit`; what it had before does not count any more. Who has not drawn on this budget for MEMBER_TTL_MS has no
+    slots, and for DRAWER_TTL_MS nothing to give back. A limit is of its call alone: nothing of it is kept, and two that
+    differ spoil nothing. What was drawn at a time that the clock went back behind was drawn now. No part holds more
+    than MOST_DRAWN. ILLEGAL, and nothing is done: more than MAX_WINDOWS windows, two of one unit and span, or a span
+    below MIN_SPAN_MS or above MAX_SPAN_MS. A budget that nobody draws on is forgotten once nothing of it is in use; the
+    answer has the time when it was made, so that whoever drew on it before knows that it was lost. Neither the log nor
+    a register sees any of this.
 
 An order holds a register that is `held` until `expires_us`, or, if that is 0, until the next order. Positions in a log
 are `ms-seq`, the server's clock and a number, and never go back; "0" is before all.
 
-Every reply has the server's time; all replies but those of Beat and Share have the register as it is after the call.
+Every reply has the server's time; that of Draw has what `drawn` reads, those of Beat and Share have nothing, and all
+others the register as it is after the call.
 """
 
-from enum import StrEnum
+import struct
+from enum import IntEnum, StrEnum
 from typing import Final, Protocol
 
 import msgspec
@@ -82,6 +98,17 @@ LOG_RECORDS: Final = 10_000
 LOG_BYTES: Final = 32 << 20
 """Of a shard's log, about: as many records as there would be if all were as long as the last. Ten thousand routing
 tables of 1,000 endpoints each would be 180 MB."""
+SPAN_PARTS: Final = 60
+"""Of a budget's window: seconds of a minute, 24 minutes of a day."""
+DRAWER_TTL_MS: Final = 600_000
+"""As long as a request may take, of which what it did not use comes back; and no longer, or the names of all sidecars
+of a day would lie in each budget."""
+MOST_DRAWN: Final = 1 << 46
+"""Of one part, and of each number of a call: 70 times the largest limit of a policy, and the sum of a window's parts is
+a double's exact number still."""
+MAX_WINDOWS: Final = 4  # tokens and requests, of a minute and a day
+MIN_SPAN_MS: Final = 60  # the clock counts in milliseconds, and a part is one of them at least
+MAX_SPAN_MS: Final = 31 * 86_400_000
 
 
 class StoreDown(Exception):
@@ -228,7 +255,47 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     keep_ms: int
 
 
-Call = Propose | Ask | Report | Renew | Release | Restore | Beat | Share
+class Unit(IntEnum):
+    """What a window counts."""
+
+    TOKENS = 0
+    REQUESTS = 1
+
+
+class Window(msgspec.Struct, frozen=True, gc=False):
+    """Rule 11: one window of a budget, known by `unit` and `span_ms`. All other numbers are cut to 0..MOST_DRAWN.
+
+    `give_back_us`: of what was drawn until this time of the server, as the reply said that granted it or was told of it
+    by `must`.
+    """
+
+    unit: Unit
+    span_ms: int
+    limit: int
+    must: int = 0
+    want: int = 0
+    give_back: int = 0
+    least: int = 0
+    give_back_us: int = 0
+
+
+class Draw(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule 11. `key` as `codec.budget_key` makes it.
+
+    `slots_used` and `slots_want` are how many it has and how many it wants in all, each time anew; cut as a window's
+    numbers are. It is no call to repeat: where it is not known whether it was done, `must` is to be told again and
+    `give_back` is not, and what was granted is lost. All three are the safe side.
+    """
+
+    key: str
+    by: str
+    windows: tuple[Window, ...]
+    slots_limit: int = 0
+    slots_used: int = 0
+    slots_want: int = 0
+
+
+Call = Propose | Ask | Report | Renew | Release | Restore | Beat | Share | Draw
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -240,6 +307,30 @@ class Reply(msgspec.Struct, frozen=True):
     seq: int = 0
     ms: int = 0
     contended: bool = False
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What a window gave: `granted` of `want`; what is in `used` after it, by all.
+
+    `ms`: 0 if all of `want` was granted, else how long until the rest would fit, if nobody else draws: the whole span
+    if it never would.
+    """
+
+    granted: int
+    used: int
+    ms: int
+
+
+class Drawn(msgspec.Struct, frozen=True, gc=False):
+    """What a budget gave: its windows in the call's order, and how many slots this sidecar and all have now.
+
+    `born_us`: when the server made this budget. Later than before: it had lost it, or nothing of it was in use.
+    """
+
+    parts: tuple[Part, ...] = ()
+    slots: int = 0
+    slots_in_use: int = 0
+    born_us: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -294,3 +385,22 @@ class Store(Protocol):
 
     async def newest(self, shard: int, *, before: str, count: int) -> list[Entry]:
         """The last `count` entries of a shard's log before a position (exclusive; "": its end), the newest first."""
+
+
+def cut(number: int) -> int:
+    """A number of a `Draw` as it counts."""
+    return min(max(number, 0), MOST_DRAWN)
+
+
+SLOTS: Final = struct.Struct(">QQQ")
+PART: Final = struct.Struct(">QQI")
+"""Of a reply to `Draw`: this sidecar's slots, all's, when the budget was made; then each window's part."""
+
+
+def drawn(reply: Reply) -> Drawn:
+    """What a budget gave; nothing if the call was ILLEGAL."""
+    if not reply.record:
+        return Drawn()
+    slots, in_use, born_us = SLOTS.unpack_from(reply.record)
+    parts = tuple([Part(*numbers) for numbers in PART.iter_unpack(memoryview(reply.record)[SLOTS.size :])])
+    return Drawn(parts, slots, in_use, born_us)

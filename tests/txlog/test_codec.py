@@ -14,6 +14,7 @@ from sidecar.txlog.codec import (
     MAX_EXACT,
     MAX_RECORD_BYTES,
     MAX_TABLE_BYTES,
+    MAX_TENANT_BYTES,
     MAX_U32,
     SCHEMA,
     SHARDS,
@@ -21,6 +22,8 @@ from sidecar.txlog.codec import (
     Kind,
     Record,
     Unreadable,
+    budget_key,
+    budget_shard,
     decode,
     encode,
     encode_body,
@@ -263,6 +266,43 @@ def test_what_is_counted_together_lies_together() -> None:
             shard_of(register_key(scope, service, f"{i}")) for i in range(50) for scope in (Scope.NODE, Scope.REQUEST)
         }
         assert shards == {shard_of(route_key(service))}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "name"),
+    [
+        ("acme", "acme"),
+        ("", ""),
+        ("a/b:c d", "a/b:c d"),
+        ("ü\ud83d", "ü\\ud83d"),
+        ("\0\r\n", "\0\r\n"),
+        ("x" * MAX_TENANT_BYTES, "x" * MAX_TENANT_BYTES),
+    ],
+    ids=ascii,
+)
+def test_a_tenant_of_any_letters_has_a_budget(tenant: str, name: str) -> None:
+    key = budget_key("gold", tenant)
+    assert parse_key(key) == ("budget", "gold", name)
+    assert key.encode().decode() == key and 0 <= budget_shard(key) < SHARDS
+
+
+def test_a_long_tenant_has_a_short_key_of_its_own() -> None:
+    most = MAX_TENANT_BYTES
+    keys = {budget_key("gold", tenant) for tenant in ("x" * (most + 1), "x" * (most + 2), "ü" * most, "x" * 10**6)}
+    assert len(keys) == 4 and {len(key) for key in keys} == {len("budget:gold/blake2b:") + 32}
+
+
+def test_budgets_are_spread_over_all_shards() -> None:
+    found = Counter(budget_shard(budget_key("gold", f"{i:x}")) for i in range(16_000))
+    assert len(found) == SHARDS and max(found.values()) < 1300
+
+
+@pytest.mark.parametrize(
+    "key", ["", "gold/acme", "node:chat/a:80", "budget:gold", "budget:/acme", "budget:gold/\ud800"]
+)
+def test_what_is_no_budget_has_no_shard(key: str) -> None:
+    with pytest.raises(ValueError):
+        budget_shard(key)
 
 
 def test_sessions_and_services_are_spread_over_all_shards() -> None:

@@ -6,11 +6,25 @@ import pytest
 
 from sidecar.core.breaker import MOST_TIMES
 from sidecar.txlog import codec, store
-from sidecar.txlog.codec import SHARDS, Kind, encode_body, route_key, shard_of
+from sidecar.txlog.codec import SHARDS, Kind, budget_key, budget_shard, encode_body, route_key, shard_of
 from sidecar.txlog.functions import NAMES, SLOTS, Packer, library, slot_of
-from sidecar.txlog.store import Ask, Beat, Call, Propose, Release, Renew, Report, Restore, Share
+from sidecar.txlog.store import (
+    Ask,
+    Beat,
+    Call,
+    Draw,
+    Propose,
+    Release,
+    Renew,
+    Report,
+    Restore,
+    Share,
+    Unit,
+    Window,
+)
 
 KEY = "node:chat/a:1"
+BUDGET = budget_key("gold", "acme")
 TX = bytes(range(16))
 CALLS: dict[str, Call] = {
     "propose": Propose(
@@ -49,6 +63,7 @@ CALLS: dict[str, Call] = {
     "restore": Restore(key=KEY, service="chat", record=b"record"),
     "beat": Beat(by="me"),
     "share": Share(service="chat", blob=b"blob", keep_ms=1000),
+    "draw": Draw(key=BUDGET, by="me", windows=(Window(Unit.TOKENS, 60_000, 1000, want=5),)),
 }
 
 
@@ -79,9 +94,10 @@ def test_a_call_goes_to_its_own_function(name: str) -> None:
 
 def test_the_shard_is_the_codecs() -> None:
     pack = Packer("dtl", functions=True).pack
-    assert {pack(CALLS[name])[0] for name in NAMES if name not in ("beat", "share")} == {shard_of(KEY)}
+    assert {pack(CALLS[name])[0] for name in NAMES if name not in ("beat", "share", "draw")} == {shard_of(KEY)}
     assert pack(CALLS["share"])[0] == shard_of(route_key("chat"))
     assert pack(CALLS["beat"])[0] == 0
+    assert pack(CALLS["draw"])[0] == budget_shard(BUDGET)
 
 
 def test_the_rules_numbers_are_the_stores() -> None:
@@ -134,3 +150,14 @@ def test_names_of_any_letters_are_bytes() -> None:
     call = Restore(key=key, service="chät", record=encode_body(key, "chät", "me"))
     _, command = Packer("dtl", functions=True).pack(call)
     assert any(word.endswith(":probes:session:chät/ü 1".encode()) for word in command)
+
+
+def test_a_draw_s_numbers_are_cut_and_not_refused() -> None:
+    """A number that does not fit its place must not end the loop that packs it."""
+    pack = Packer("dtl", functions=True).pack
+    windows = (Window(Unit.TOKENS, 1 << 80, 1 << 80, -1, 1 << 63, -(1 << 70), -1, 1 << 90),) * 1000
+    _, command = pack(Draw(key=BUDGET, by="me", windows=windows, slots_limit=-5, slots_want=1 << 99))
+    numbers = command[-2]
+    assert numbers[:24] == struct.pack(">QQQ", 0, 0, store.MOST_DRAWN)
+    most = store.MOST_DRAWN
+    assert numbers[24:] == struct.pack(">BIQQQQQQ", 0, 0xFFFF_FFFF, most, 0, most, 0, 0, codec.MAX_EXACT) * 5
