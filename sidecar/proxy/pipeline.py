@@ -13,24 +13,41 @@ from typing import Final
 
 from sidecar.adapters.salt import salt_of, salted
 from sidecar.core import evidence
+from sidecar.core.admit import Ticket, TurnedAway
+from sidecar.core.answer_lengths import AnswerLengths
 from sidecar.core.balance import Choice, Unavailable, bind, pick
 from sidecar.core.breaker import OUTSIDER, Breaker, Denied, Permit, Transition
+from sidecar.core.classes import QosClass, modality_of
 from sidecar.core.classify import tells_death
 from sidecar.core.fleet import Fleet
-from sidecar.core.identify import NOBODY
+from sidecar.core.identify import NOBODY, Who, authorization
 from sidecar.core.poison import Suspects
+from sidecar.core.quota import Exceeded, Ledger, allowance
 from sidecar.core.service import ServiceState, Session
 from sidecar.core.split import may_move, pick_version
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey, VersionName
 from sidecar.kernel.outcome import DEADLY, DOCTRINE, HANGS, Ending, Result
 from sidecar.policy.store import PolicyStore
+from sidecar.proxy.admission import UNREAD_TOKENS, Admission
 from sidecar.proxy.attempt import Attempt
+from sidecar.proxy.door import Doors
 from sidecar.proxy.flags import flag_of
 from sidecar.proxy.forwarded import engine_head
 from sidecar.proxy.models import PATH as MODELS_PATH
 from sidecar.proxy.models import model_list
-from sidecar.proxy.ports import Client, Connector, NoTemplates, Recorder, RequestRecord, Templates
+from sidecar.proxy.ports import (
+    Client,
+    Connector,
+    NoCounter,
+    NoTemplates,
+    Recorder,
+    RequestRecord,
+    Templates,
+    TokenCounter,
+    Unverified,
+    Verifier,
+)
 from sidecar.proxy.probe import Probe, may_copy
 from sidecar.proxy.request import Request
 from sidecar.proxy.translated import TranslatedAttempt, Translation
@@ -48,6 +65,22 @@ _STILL_DEAF: Final = frozenset(
 
 _TOLD: Final = frozenset({Ending.SERVER_ERROR, Ending.ERROR_IN_BAND})
 """Endings that an engine's own words make."""
+
+KEYS_S: Final = 2.5
+"""What a request waits at most for the keys of its token."""
+
+COUNT_S: Final = 1.0
+COUNT_PART: Final = 0.2
+"""What counting its prompt exactly may take at most, and of its class's SLA."""
+
+SPEECH_PATH: Final = b"/v1/audio/"
+"""Uploads that stream through unread, and take a turn all the same where there are turns."""
+
+_NO_STEP: Final = 0
+_KEYS: Final = 1
+_COUNT: Final = 2
+_TURN: Final = 3
+"""What a request waits for before it is sent anywhere: nothing, its token's keys, its prompt's count, its turn."""
 
 _IGNORED: Final = Result.IGNORED
 _OVERLOADED: Final = Result.OVERLOADED
@@ -74,7 +107,14 @@ class Pipeline:
         on_crash: Callable[[BaseException], None],
         templates: Templates | None = None,
         salt_key: bytes = b"",
+        ledger: Ledger | None = None,
+        counter: TokenCounter | None = None,
     ) -> None:
+        self.ledger = ledger or Ledger()
+        self.answers = AnswerLengths()
+        self.counter = counter or NoCounter()
+        self.verifier: Verifier | None = None
+        """Checks tokens; None where the policy leaves that to the mesh."""
         self.templates = templates or NoTemplates()
         self.salt_key = salt_key
         self.store = store
@@ -83,6 +123,7 @@ class Pipeline:
         self.recorder = recorder
         self.clock = timers.time
         self.watchdog = Watchdog(timers)
+        self.doors = Doors(timers, on_crash)
         self.now_wall = now_wall
         self.new_id = new_id
         self.on_crash = on_crash
@@ -97,6 +138,7 @@ class Pipeline:
         policies = [service.policy for service in self.fleet.services.values()]
         self._idle_client_s = max((float(policy.deadlines.idle_client_s) for policy in policies), default=60.0)
         self._body_limit = max((policy.limits.body_bytes for policy in policies), default=1 << 20)
+        self.doors.policy_changed()
 
     def idle_client_s(self) -> float:
         """How long a client may be silent, in seconds."""
@@ -115,6 +157,7 @@ class Exchange:
     """One request, from its head to its record. Owned by its client connection, which ends with `exchange_done`."""
 
     __slots__ = (
+        "_admission",
         "_attempt",
         "_attempts",
         "_barred",
@@ -140,7 +183,10 @@ class Exchange:
         "_serving",
         "_session",
         "_session_permit",
+        "_shed",
+        "_slot",
         "_status",
+        "_step",
         "_total_at",
         "_translation",
         "_trial",
@@ -154,6 +200,7 @@ class Exchange:
         self._pipeline = pipeline
         self._request = request
         self._client = client
+        self._admission: Admission | None = None
         self._attempt: Attempt | None = None
         self._attempts = 0
         self._choice: Choice | None = None
@@ -179,7 +226,10 @@ class Exchange:
         self._prompt_bytes = 0
         self._trial: tuple[EndpointKey, ...] = ()
         self._translation: Translation | None = None
+        self._shed = False
+        self._slot = 0
         self._status = 0
+        self._step = _NO_STEP
         self._waiting = False
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
         self.started_at = pipeline.clock()
@@ -212,9 +262,8 @@ class Exchange:
             self._end()
 
     def _begin(self) -> bool:
-        """Parse, identify, admit, serve. As of all that follow: True once the request is over, False while it waits."""
+        """Parse, and find the service. As of all that follow: True once the request is over, False while it waits."""
         pipeline, request = self._pipeline, self._request
-        fleet, now = pipeline.fleet, self.started_at
         if pipeline.draining:
             self._refuse(Reason.DRAINING, "this sidecar is shutting down", 1.0)
             return True
@@ -223,24 +272,59 @@ class Exchange:
         if request.api is not None:
             self._call = call = read_call(request.api, request.body)
             model = call.model
-        # identify
-        self._service = service = fleet.service_for(model)
+        self._service = service = pipeline.fleet.service_for(model)
         if service is None:
             self._refuse(Reason.UNKNOWN_MODEL, f"no service has the model {model[:128]!r}", param="model")
             return True
-        self._total_at = now + service.times.total_s
-        if self._call is None:
-            if service.foreign and request.path == MODELS_PATH and request.method == b"GET":
-                self._list_models(service)
-                return True
-            self._turn_to(service, now)
-            return self._serve()
-        if len(request.body) > service.body_bytes:
+        self._total_at = self.started_at + service.times.total_s
+        if self._call is not None and len(request.body) > service.body_bytes:
             limit = service.body_bytes
             self._refuse(Reason.TOO_LARGE, f"the body exceeds {limit} bytes (limits.body_bytes)")
             return True
-        self._who = who = fleet.identifier.identify(request.headers, self._call.user)
-        # admit: the prompt, the kind of request, and the session
+        return self._identify()
+
+    def _identify(self) -> bool:
+        """Whose request it is; waits while the keys of its token are fetched."""
+        pipeline, request, service, call = self._pipeline, self._request, self._service, self._call
+        assert service is not None
+        identifier = pipeline.fleet.identifier
+        near = self._client.loopback
+        if not near and identifier.loopback_headers:
+            _strip(request, identifier.loopback_headers)
+        claims = None
+        verifier = pipeline.verifier
+        if verifier is not None:
+            verdict = verifier.verify(authorization(request.headers), pipeline.now_wall(), self)
+            if verdict is None:
+                self._park(_KEYS, pipeline.clock() + KEYS_S)
+                return False
+            if isinstance(verdict, Unverified):
+                self._refuse(verdict.reason, verdict.detail, verdict.retry_after_s)
+                return True
+            claims = verdict.claims
+        if call is not None:
+            return self._is(identifier.identify(request.headers, call.user, near, claims)) or self._admit()
+        if service.foreign and request.path == MODELS_PATH and request.method == b"GET":
+            self._list_models(service)
+            return True
+        self._turn_to(service, pipeline.clock())
+        if service.gate is not None and request.method == b"POST" and request.path.startswith(SPEECH_PATH):
+            return self._is(identifier.identify(request.headers, "", near, claims)) or self._meter()
+        return self._serve()
+
+    def _is(self, who: Who) -> bool:
+        """Take it for whose request it is; True where nobody could say whose."""
+        self._who = who
+        if who.conflict:
+            self._refuse(Reason.BAD_REQUEST, f"{who.conflict} is there twice and says two things", param=who.conflict)
+            return True
+        return False
+
+    def _admit(self) -> bool:
+        """The prompt, the kind of request, and the session: is any of them known to fail?"""
+        pipeline, request, service, who = self._pipeline, self._request, self._service, self._who
+        assert service is not None
+        now = pipeline.clock()
         suspects = service.suspects
         if len(request.body) <= suspects.kept_bytes:
             self._kept = request.body
@@ -276,20 +360,226 @@ class Exchange:
         else:
             self._home = False
             self._turn_to(fallback, now)
+        return self._meter()
+
+    def _meter(self) -> bool:
+        """Count what is asked for and take it out of the tenant's budgets, where there are any or a gate wants to know;
+        waits for a count where its class has the time."""
+        pipeline, service, call, who = self._pipeline, self._serving, self._call, self._who
+        assert service is not None
+        admission = self._admission
+        if admission is None:
+            ledger = pipeline.ledger
+            model = call.model if call is not None else ""
+            budgets = ledger.budgets(who.tenant, model) if ledger.any else ()
+            if not budgets and service.gate is None:
+                return self._serve()
+            self._admission = admission = Admission(self._class_of(model), budgets)
+        now = pipeline.clock()
+        if not self._counted(service, admission, now):
+            return False
+        if admission.budgets and not self._reserve(service, admission, now):
+            return True
         return self._serve()
 
+    def _class_of(self, model: str) -> QosClass:
+        request, who, classes = self._request, self._who, self._pipeline.fleet.classes
+        modality = modality_of(request.path, model, request.body) if classes.reads_modality else ""
+        return classes.classify(who.qos, request.headers, who.claims, request.path, model, who.tenant, modality)
+
+    def _counted(self, service: ServiceState, admission: Admission, now: float) -> bool:
+        """Whether it is known how long the prompt is; False while that is waited for."""
+        pipeline, call = self._pipeline, self._call
+        if call is None:
+            admission.prompt_tokens = UNREAD_TOKENS
+            return True
+        time_s = 0.0 if admission.hurried else min(COUNT_S, admission.qos.sla_s * COUNT_PART + self.started_at - now)
+        counted = pipeline.counter.count(service.name, call.model, prompt_of(self._request.body), time_s, self)
+        if counted is None:
+            self._park(_COUNT, now + max(0.0, time_s))
+            return False
+        admission.prompt_tokens = counted.tokens
+        admission.how = counted.how
+        return True
+
+    def _reserve(self, service: ServiceState, admission: Admission, now: float) -> bool:
+        """Take what the request may use out of its tenant's budgets; False: it was refused."""
+        pipeline, call, ledger = self._pipeline, self._call, self._pipeline.ledger
+        tokens = admission.prompt_tokens
+        if call is not None:
+            allowed = allowance(service.policy.request_tokens, call.stream, admission.qos.budget_factor)
+            if allowed and call.max_tokens is not None and call.max_tokens > allowed:
+                said = f"max_tokens {call.max_tokens} is above the {allowed} that one request may ask for"
+                self._refuse(Reason.QUOTA_EXCEEDED, said, None, "max_tokens", final=True)
+                return False
+            answer = call.max_tokens
+            if answer is None:
+                answer = pipeline.answers.usual(service.name, call.model)
+                answer = min(answer, allowed) if allowed else answer
+            tokens += max(0, answer) * call.n
+        reservation = ledger.reserve(admission.budgets, tokens, now)
+        if isinstance(reservation, Exceeded):
+            wait_s = reservation.retry_after_s
+            self._refuse(Reason.QUOTA_EXCEEDED, reservation.detail, wait_s, final=wait_s is None)
+            return False
+        admission.reservation = reservation
+        admission.reserved = tokens
+        return True
+
+    def _enter(self, service: ServiceState, admission: Admission, model: str) -> bool | None:
+        """Go in at the gate of the service that is to serve; None: it is in. All else is for `_serve`'s caller."""
+        gate, door = service.gate, admission.door
+        if door is not None and door.service is service:
+            return None
+        pipeline, call, session = self._pipeline, self._call, self._session if self._home else None
+        now = pipeline.clock()
+        admission.leave(0, now)
+        if gate is None:
+            return None
+        tokens = max(admission.prompt_tokens, admission.reserved)
+        streams = call is not None and call.stream
+        ticket = Ticket(self, admission.qos, self._who.tenant, model, tokens, self.started_at, streams)
+        ticket.version = pick_version(service, session, model, self._tried, now, pipeline.fleet.chance)
+        admission.ticket, admission.door = ticket, pipeline.doors.door(service, gate)
+        self._step = _TURN
+        admission.queued_at = now
+        verdict = admission.door.enter(ticket, now)
+        if verdict is False:
+            if not self._request.held and not self._request.complete:
+                self._client.pause_upload()
+            return False
+        self._step = _NO_STEP
+        admission.queued_at = 0.0
+        if verdict is True:
+            return None
+        return self._turn_away(verdict)
+
+    def _turn_away(self, away: TurnedAway) -> bool:
+        """There is no turn for it at this service."""
+        service, admission, now = self._serving, self._admission, self._pipeline.clock()
+        assert service is not None
+        if admission is not None:
+            admission.let_in(now)
+            admission.leave(0, now)
+        if self._fall_back(service, now):
+            return self._serve()
+        last = self._attempt
+        if last is not None and last.ending is not None:
+            self._finish(last, last.ending)
+        else:
+            self._shed = True
+            self._refuse(away.reason, away.detail, away.retry_after_s)
+        return True
+
+    # What a waiting request hears.
+
+    def woken(self) -> None:
+        """The keys, or the count, are there."""
+        if self._step is not _NO_STEP and self._step is not _TURN:
+            self._go_on()
+
+    def turn_came(self) -> None:
+        """It may run."""
+        if self._step is _TURN:
+            admission = self._admission
+            if admission is not None:
+                admission.let_in(self._pipeline.clock())
+            self._go_on()
+
+    def turned_away(self, away: TurnedAway) -> None:
+        """It has waited for too long; or it runs, and has to make room."""
+        attempt = self._attempt
+        if self._step is _TURN:
+            self._step = _NO_STEP
+            over = True
+            try:
+                over = self._turn_away(away)
+            except Exception as exc:  # noqa: BLE001 - as in `start`
+                self._failed(exc)
+            if over:
+                self._end()
+        elif attempt is not None and attempt.ending is None:
+            attempt.detail = away.detail
+            attempt.stop(Ending.PREEMPTED)
+
+    def look(self, now: float) -> None:
+        """The keys, or the count, did not come in time."""
+        self._slot = 0
+        step, admission = self._step, self._admission
+        if step is _COUNT and admission is not None:
+            self._pipeline.counter.forget(self)
+            admission.hurried = True
+            self._go_on()
+        elif step is _KEYS:
+            self._leave_step()
+            self._refuse(Reason.KEYS_UNAVAILABLE, _SAID[Reason.KEYS_UNAVAILABLE])
+            self._end()
+
+    def _park(self, step: int, until: float) -> None:
+        """Wait for what `step` says, until then at the latest."""
+        self._step = step
+        self._slot = self._pipeline.watchdog.add(self, until)
+
+    def _leave_step(self) -> None:
+        """Wait for nothing any more."""
+        step = self._step
+        self._rest()
+        verifier = self._pipeline.verifier
+        if step is _KEYS and verifier is not None:
+            verifier.forget(self)
+        elif step is _COUNT:
+            self._pipeline.counter.forget(self)
+
+    def _rest(self) -> None:
+        self._step = _NO_STEP
+        if self._slot:
+            self._pipeline.watchdog.remove(self, self._slot)
+            self._slot = 0
+
+    def _go_on(self) -> None:
+        """Do what had to wait."""
+        step = self._step
+        self._rest()
+        over = True
+        try:
+            if step is _KEYS:
+                over = self._identify()
+            elif step is _COUNT:
+                over = self._meter()
+            else:
+                over = self._serve()
+        except Exception as exc:  # noqa: BLE001 - as in `start`
+            self._failed(exc)
+        if over:
+            self._end()
+
+    # On.
+
     def _serve(self) -> bool:
-        """Pick a version and a node, and try; again while that is allowed."""
+        """Go in where there is a gate, pick a version and a node, and try; again while that is allowed."""
         pipeline, call = self._pipeline, self._call
         chance = pipeline.fleet.chance
         model = call.model if call is not None else ""
         while True:
             service = self._serving
             assert service is not None
+            admission = self._admission
+            if admission is None and service.gate is not None and call is not None:  # a fallback's
+                self._admission = admission = Admission(self._class_of(model), ())
+                admission.hurried = True
+                self._counted(service, admission, pipeline.clock())
+            if admission is not None:
+                entered = self._enter(service, admission, model)
+                if entered is not None:
+                    return entered
             session = self._session if self._home else None
             tried = self._tried
             now = pipeline.clock()
-            version = pick_version(service, session, model, tried, now, chance)
+            version: VersionName | None
+            if admission is not None and admission.chosen(service, model):
+                version = admission.version
+            else:
+                version = pick_version(service, session, model, tried, now, chance)
             may_probe, barred = call is not None, self._barred
             choice = pick(service, session, version, model, tried, now, chance, may_probe=may_probe, barred=barred)
             if isinstance(choice, Unavailable):
@@ -422,6 +712,9 @@ class Exchange:
         """Forward; the attempt may have ended already when this returns."""
         pipeline, request, node = self._pipeline, self._request, choice.node
         node.in_flight += 1
+        admission = self._admission
+        if admission is not None and admission.ticket is not None:
+            admission.ticket.node = node
         self._lent = choice
         self._note(choice.permit)
         self._choice = choice
@@ -487,6 +780,8 @@ class Exchange:
             result = _IGNORED
         if result is _OVERLOADED:
             service.overloaded(node, attempt.retry_after_s(pipeline.now_wall()), now)
+            if node.limiter is not None:
+                node.limiter.pushed_back(now)
         self._transition(
             evidence.ended(service, node, choice.permit, attempt.expectation, ending, result, attempt.max_gap_s, now)
         )
@@ -610,13 +905,24 @@ class Exchange:
     def _deny(self, reason: Reason, message: str, denied: Denied) -> None:
         self._refuse(reason, message, max(0.0, denied.retry_at - self.started_at))
 
-    def _refuse(self, reason: Reason, message: str, wait_s: float | None = None, param: str | None = None) -> None:
-        if wait_s is None and STATUS[reason] in (429, 503):
+    def _refuse(
+        self,
+        reason: Reason,
+        message: str,
+        wait_s: float | None = None,
+        param: str | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        if wait_s is None and not final and STATUS[reason] in (408, 429, 503):
             wait_s = 1.0
         self._reason = reason
         self._status = STATUS[reason]
         extra = _attempts_line(self._attempts) if self._attempts else b""
-        self._client.refuse(Refusal(reason, message, wait_s, param), self._request_id, extra)
+        admission = self._admission
+        if admission is not None and admission.budgets:
+            extra += self._pipeline.ledger.headers(admission.budgets, self._pipeline.clock())
+        self._client.refuse(Refusal(reason, message, wait_s, param, final), self._request_id, extra)
 
     def _failed(self, exc: Exception) -> None:
         """Tell the client, as far as it can be told; never raises, for the end must follow."""
@@ -645,11 +951,44 @@ class Exchange:
         except Exception as exc:  # noqa: BLE001 - not even its end could be recorded
             self._pipeline.on_crash(exc)
             self._client.cut()
+        admission = self._admission
+        if admission is not None:
+            try:
+                self._leave(admission)
+            except Exception as exc:  # noqa: BLE001 - as above
+                self._pipeline.on_crash(exc)
         # The attempt and we know each other: without this only the garbage collector could part us.
         self._attempt = self._choice = None
         self._kept = b""
         self._pipeline.live -= 1
         self._client.exchange_done()
+
+    def _leave(self, admission: Admission) -> None:
+        """Pay for what was used, and let the next one in."""
+        pipeline, call, now = self._pipeline, self._call, self._pipeline.clock()
+        self._admission = None
+        used = 0
+        if call is not None:
+            used = self._used(admission, call)
+        admission.settle(pipeline.ledger, used, now, asked=self._attempts > 0)
+        admission.leave(used, now)
+
+    def _used(self, admission: Admission, call: Call) -> int:
+        """Tokens that the last attempt took: as the engine says, else as we counted; what gave nothing is free."""
+        attempt, service = self._attempt, self._serving
+        if attempt is None or attempt.ending is None or not attempt.sent_at:
+            return 0
+        usage, reader = attempt.usage, attempt.reader
+        told = usage.prompt_tokens if usage is not None else None
+        answer = usage.completion_tokens if usage is not None else None
+        counted = reader.tokens if reader is not None else (attempt.bytes_out // 4 if attempt.committed else 0)
+        if service is not None and attempt.ending is _COMPLETE:
+            if told and self._kept:
+                self._pipeline.counter.reported(service.name, call.model, prompt_of(self._kept), told)
+            self._pipeline.answers.heard(service.name, call.model, answer if answer is not None else counted)
+        if attempt.ending is not _COMPLETE and attempt.ending is not _CLIENT_LEFT and not counted and not answer:
+            return 0
+        return (told if told else admission.prompt_tokens) + (answer if answer is not None else counted)
 
     def _record(self) -> None:
         """The request's own outcome, once, to whoever admitted it; then the line in the log."""
@@ -688,6 +1027,8 @@ class Exchange:
         service, call = self._service, self._call
         usage = attempt.usage if attempt is not None else None
         reader = attempt.reader if attempt is not None else None
+        admission = self._admission
+        ticket = admission.ticket if admission is not None else None
         status = self._status
         if not status and attempt is not None and attempt.committed and attempt.head is not None:
             status = attempt.head.status
@@ -705,7 +1046,7 @@ class Exchange:
             session=self._who.session or "",
             status=status or 499,
             reason=reason,
-            flag=flag_of(reason, ending, self._attempts),
+            flag="DC" if self._client_gone and ending is None else flag_of(reason, ending, self._attempts, self._shed),
             result=_request_result(ending, reason, status),
             stream=reader is not None,
             attempts=self._attempts,
@@ -718,6 +1059,12 @@ class Exchange:
             prompt_tokens=usage.prompt_tokens if usage is not None else None,
             completion_tokens=usage.completion_tokens if usage is not None else None,
             finish_reason=attempt.finish_reason if attempt is not None else None,
+            tenant=self._who.tenant,
+            qos=admission.qos.name if admission is not None else "",
+            queued_s=admission.queued_s if admission is not None else None,
+            counted=admission.how if admission is not None else "",
+            reserved_tokens=admission.reserved if admission is not None else 0,
+            shadowed=ticket.shadowed if ticket is not None else "",
         )
 
     def _note(self, permit: Permit) -> None:
@@ -737,10 +1084,21 @@ class Exchange:
         good = attempt.ending in (None, _COMPLETE) and head is not None and head.status < 400
         if self._home and session is not None and choice is not None and good:
             bind(session, choice, self._pipeline.clock())
+        admission = self._admission
+        if admission is not None and admission.ticket is not None and admission.door is not None:
+            admission.door.gate.spoke(admission.ticket, self._pipeline.clock())
         self._translation = None  # it is not sent again, so what it asked need not be kept
         expectation, service = attempt.expectation, self._serving
         if service is not None and service.salts:
             self._request.body = b""  # the attempt had, and let go of, one of its own
+        limiter = attempt.node.limiter
+        if limiter is not None and attempt.first_token_at:
+            limiter.sample(
+                attempt.first_token_at - attempt.sent_at,
+                self._request.body_size,
+                attempt.node.in_flight,
+                attempt.first_token_at,
+            )
         if expectation is not None and service is not None and attempt.first_token_at:
             first_at = attempt.first_token_at
             self._transition(
@@ -790,6 +1148,9 @@ class Exchange:
         )
         if choice.affinity in ("moved", "returned"):
             lines += b"x-sidecar-session: %b\r\n" % choice.affinity.encode()
+        admission = self._admission
+        if admission is not None and admission.budgets:
+            lines += self._pipeline.ledger.headers(admission.budgets, self._pipeline.clock())
         return lines
 
     # What the client's connection tells.
@@ -806,7 +1167,11 @@ class Exchange:
 
     def client_left(self) -> None:
         """The client is gone, before its reply ended."""
-        if self._attempt is not None:
+        if self._step is not _NO_STEP:
+            self._client_gone = True
+            self._leave_step()
+            self._end()
+        elif self._attempt is not None:
             self._client_gone = True
             self._attempt.leave()
 
@@ -828,11 +1193,24 @@ class Exchange:
     def cut(self, reason: Reason, message: str = "") -> None:
         """End what is under way, for a reason on our side or the client's."""
         attempt = self._attempt
+        if self._step is not _NO_STEP:
+            self._leave_step()
+            self._refuse(reason, message or _SAID.get(reason, reason.value))
+            self._end()
+            return
         if attempt is None or attempt.ending is not None:
             return
         self._cut_reason = reason
         attempt.detail = message
         attempt.stop(_CUT.get(reason, Ending.CLIENT_MALFORMED))
+
+
+def _strip(request: Request, names: frozenset[bytes]) -> None:
+    """Forget headers that their sender may not send."""
+    gone = [line.text for line in request.headers if line.name in names]
+    if gone:
+        request.headers = [line for line in request.headers if line.name not in names]
+        request.lines = [text for text in request.lines if text not in gone]
 
 
 def _died(attempt: Attempt, ending: Ending) -> bool:
@@ -886,4 +1264,5 @@ _SAID: Final = {
     Reason.TOTAL_TIMEOUT: "the request took longer than is allowed in all",
     Reason.UPSTREAM_TRUNCATED: "the engine's answer broke off",
     Reason.DRAINING: "this sidecar is shutting down",
+    Reason.KEYS_UNAVAILABLE: "the keys that tokens are checked with are not to be had at the moment",
 }

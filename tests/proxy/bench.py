@@ -2,17 +2,20 @@
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from sidecar.core.fleet import Fleet
 from sidecar.core.pool import Node
+from sidecar.core.quota import Ledger
 from sidecar.core.service import ServiceState
 from sidecar.downstream.parser import RequestParser
 from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import Deadlines, Endpoint, Seconds, Service, Snapshot
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
+from sidecar.proxy.ports import TokenCounter
 from sidecar.proxy.request import Request
 from tests import under_test
 from tests.clock import Clock
@@ -57,14 +60,24 @@ def service(count: int = 1, **changes: object) -> Service:
 class Bench:
     """A pipeline on a virtual clock. `chance` is constant: what is drawn first is always the first."""
 
-    def __init__(self, *services: Service, chance: Callable[[], float] = lambda: 0.0, early_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *services: Service,
+        chance: Callable[[], float] = lambda: 0.0,
+        early_s: float = 0.0,
+        counter: TokenCounter | None = None,
+        **policy: Any,
+    ) -> None:
         self.clock = Clock(early_s)
         self.connector = FakeConnector()
         self.recorder = FakeRecorder()
         self.crashes: list[BaseException] = []
-        snapshot = Snapshot(version=1, services=services or (service(),))
+        self._policy = policy
+        snapshot = Snapshot(version=1, services=services or (service(),), **policy)
         self.fleet = Fleet(chance)
         self.fleet.apply(snapshot, self.clock.now)
+        self.ledger = Ledger()
+        self.ledger.use(snapshot.quotas, self.clock.now)
         self.pipeline = Pipeline(
             PolicyStore(snapshot),
             self.fleet,
@@ -74,7 +87,14 @@ class Bench:
             now_wall=lambda: 1.8e9,
             new_id=lambda: b"id-of-ours",
             on_crash=self.crashes.append,
+            ledger=self.ledger,
+            counter=counter,
         )
+
+    def apply(self, *services: Service) -> None:
+        """A reload: other services under the same policy."""
+        self.fleet.apply(Snapshot(version=2, services=services, **self._policy), self.clock.now)
+        self.pipeline.policy_changed()
 
     @property
     def state(self) -> ServiceState:
@@ -110,6 +130,9 @@ class Bench:
             out.append(f"{len(self.pipeline.watchdog)} watched")
         if self.connector.pending:
             out.append(f"{self.connector.pending} connects pending")
+            gate = state.gate
+            if gate is not None and (gate.queued or gate.running):
+                out.append(f"{gate.queued} wait and {gate.running} run at the gate of {state.name}")
         out += ["a link is lent" for link in self.connector.links if link.sink is not None]
         return out
 
