@@ -11,7 +11,7 @@ something may have made room: a request left, or the time came that the gate ask
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final, Protocol, cast
 
@@ -55,11 +55,11 @@ class Doors:
             door = self._doors[service.name] = Door(service, gate, self._timers, self._on_crash)
         return door
 
-    def policy_changed(self) -> None:
+    def policy_changed(self, services: Mapping[ServiceName, ServiceState]) -> None:
         """Let those through who wait where nobody is kept any more, and the others as far as there is more room now."""
-        for door in list(self._doors.values()):
-            if door.service.gate is not door.gate:
-                del self._doors[door.service.name]
+        for name, door in list(self._doors.items()):
+            if services.get(name) is not door.service or door.service.gate is not door.gate:
+                del self._doors[name]
                 self._renew(door)
             else:
                 door.turn()

@@ -138,7 +138,7 @@ class Pipeline:
         policies = [service.policy for service in self.fleet.services.values()]
         self._idle_client_s = max((float(policy.deadlines.idle_client_s) for policy in policies), default=60.0)
         self._body_limit = max((policy.limits.body_bytes for policy in policies), default=1 << 20)
-        self.doors.policy_changed()
+        self.doors.policy_changed(self.fleet.services)
 
     def idle_client_s(self) -> float:
         """How long a client may be silent, in seconds."""
