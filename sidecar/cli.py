@@ -177,6 +177,15 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_query(verbs, "status", "status", "whether a running sidecar can serve, and why not")
 
+    _add_query(
+        verbs,
+        "admission",
+        "admission",
+        "who waits for a turn, by service and class, and what each endpoint may have",
+        "sidecar admission",
+        "sidecar admission --json | jq '.[].classes[] | select(.warning)'",
+    )
+
     breakers = verbs.add_parser("breakers", help="the breakers of a running sidecar", allow_abbrev=False)
     actions = breakers.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_query(

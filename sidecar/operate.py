@@ -32,7 +32,7 @@ MAX_BODY_BYTES = 64 << 20
 # Of what a command sends: a service's schema may be long.
 MAX_FILE_BYTES = 64 << 20
 
-_PAGES = {"status": "/healthz", "breakers": "/breakers"}
+_PAGES = {"status": "/healthz", "breakers": "/breakers", "admission": "/admission"}
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - replaced, not listened on
 
 
@@ -62,6 +62,48 @@ class Breaker(msgspec.Struct, frozen=True):
     observer: str = ""
     registered: str = ""
     detector: Detector | None = None
+
+
+class AwayLine(msgspec.Struct, frozen=True):
+    """Those that were turned away, within a class of `GET /admission`."""
+
+    overloaded: int = 0
+    queue_timeout: int = 0
+    preempted: int = 0
+
+
+class ClassLine(msgspec.Struct, frozen=True):
+    """A class within a line of `GET /admission`."""
+
+    name: str
+    queued: int = 0
+    running: int = 0
+    longest_wait_s: float = 0.0
+    sla_s: float | None = None
+    warning: bool = False
+    turns: int = 0
+    turned_away: AwayLine = AwayLine()
+    sla_met: int = 0
+    sla_missed: int = 0
+
+
+class LimitLine(msgspec.Struct, frozen=True):
+    """An endpoint within a line of `GET /admission`."""
+
+    endpoint: str
+    limit: float | None = None
+    in_flight: int = 0
+    waiting: int = 0
+
+
+class AdmissionLine(msgspec.Struct, frozen=True):
+    """A line of `GET /admission`."""
+
+    service: str
+    mode: str
+    running: int = 0
+    classes: list[ClassLine] = []
+    endpoints: list[LimitLine] = []
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -244,6 +286,8 @@ def _show(query: str, body: bytes) -> None:
     match query:
         case "status":
             _show_health(body)
+        case "admission":
+            _show_admission(body)
         case _:
             _show_breakers(body)
 
@@ -264,6 +308,52 @@ def _show_breakers(body: bytes) -> None:
     for service, detector in {line.service: line.detector for line in lines if line.detector is not None}.items():
         for words in _explained(detector):
             print(f"    service {printable(service)}: {words}")
+
+
+def _show_admission(body: bytes) -> None:
+    lines = msgspec.json.decode(body, type=list[AdmissionLine])
+    head = ("SERVICE", "MODE", "CLASS", "WAIT", "RUN", "LONGEST", "SLA", "MET", "MISSED", "TURNS", "AWAY")
+    rows: list[tuple[str, ...]] = []
+    notes: list[list[str]] = []
+    for line in lines:
+        for each in line.classes:
+            rows.append((line.service, line.mode, each.name, str(each.queued), str(each.running), *_waited(each)))
+            notes.append(_noted(each))
+        if not line.classes:
+            rows.append((line.service, line.mode, "", "", str(line.running), *([""] * 6)))
+            notes.append([])
+    print_table(head, rows, notes)
+    print()
+    print_table(
+        ("SERVICE", "ENDPOINT", "LIMIT", "RUN", "ITS QUEUE"),
+        [
+            (line.service, each.endpoint, "" if each.limit is None else f"{each.limit:g}", *_load(each))
+            for line in lines
+            for each in line.endpoints
+        ],
+    )
+
+
+def _waited(line: ClassLine) -> tuple[str, ...]:
+    away = line.turned_away
+    return (
+        f"{line.longest_wait_s:.1f}s" if line.queued else "",
+        "" if line.sla_s is None else f"{line.sla_s:g}s",
+        str(line.sla_met),
+        str(line.sla_missed),
+        str(line.turns),
+        str(away.overloaded + away.queue_timeout + away.preempted),
+    )
+
+
+def _noted(line: ClassLine) -> list[str]:
+    told = [f"{count} {reason}" for reason, count in msgspec.structs.asdict(line.turned_away).items() if count]
+    notes = ["about to break its SLA: preemptible classes make room"] if line.warning else []
+    return [*notes, f"turned away: {', '.join(told)}"] if told else notes
+
+
+def _load(line: LimitLine) -> tuple[str, str]:
+    return str(line.in_flight), str(line.waiting)
 
 
 def _notes(line: Breaker) -> list[str]:

@@ -98,6 +98,43 @@ def test_breakers_are_a_table(admin: Admin, capsys: pytest.CaptureFixture[str]) 
     assert {row.index("chat") for row in (first, second)} == {head.index("SERVICE")}
 
 
+AWAY = {"overloaded": 0, "queue_timeout": 3, "preempted": 1}
+BATCH = {"name": "batch", "queued": 12, "running": 8, "longest_wait_s": 2.04, "sla_s": 60.0, "turns": 90}
+ADMISSION = [
+    {
+        "service": "chat",
+        "mode": "enforce",
+        "running": 9,
+        "classes": [
+            {"name": "voice", "running": 1, "sla_s": 0.1, "warning": True, "turns": 7, "sla_met": 6, "sla_missed": 1},
+            {**BATCH, "turned_away": AWAY},
+        ],
+        "endpoints": [{"endpoint": "127.0.0.1:8000", "limit": 8.5, "in_flight": 9, "waiting": 2}],
+    },
+    {"service": "code\x1b[2J", "mode": "off", "running": 3, "endpoints": [{"endpoint": "b:1", "in_flight": 3}]},
+]
+
+
+def test_who_waits_is_a_table_and_what_endpoints_may_have_another(
+    admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.says(ADMISSION)
+    assert main(["admission", "--admin", admin.address]) == 0
+    assert admin.seen == [("GET", "/admission")]
+    head, voice, danger, batch, away, code, empty, second, *rows = lines(capsys)
+    assert " ".join(head.split()) == "SERVICE MODE CLASS WAIT RUN LONGEST SLA MET MISSED TURNS AWAY"
+    assert voice.split() == ["chat", "enforce", "voice", "0", "1", "-", "0.1s", "6", "1", "7", "0"]
+    assert danger == "    about to break its SLA: preemptible classes make room"
+    assert batch.split() == ["chat", "enforce", "batch", "12", "8", "2.0s", "60s", "0", "0", "90", "4"]
+    assert away == "    turned away: 3 queue_timeout, 1 preempted"
+    assert code.split() == [r"code\x1b[2J", "off", "-", "-", "3", *["-"] * 6]
+    assert (empty, second.split()) == ("", ["SERVICE", "ENDPOINT", "LIMIT", "RUN", "ITS", "QUEUE"])
+    assert [row.split() for row in rows] == [
+        ["chat", "127.0.0.1:8000", "8.5", "9", "2"],
+        [r"code\x1b[2J", "b:1", "-", "3", "0"],
+    ]
+
+
 def test_evidence_stands_under_its_row_and_what_a_service_s_detector_is_short_of_at_the_end(
     admin: Admin, capsys: pytest.CaptureFixture[str]
 ) -> None:

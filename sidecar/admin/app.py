@@ -16,6 +16,7 @@ from types import TracebackType
 from aiohttp import web
 
 from sidecar.admin import views
+from sidecar.admin.admission import AdmissionPage
 from sidecar.admin.answer import encoded, error, page
 from sidecar.admin.evidence import EvidencePage
 from sidecar.admin.facts import Facts
@@ -90,6 +91,7 @@ def application(facts: Facts) -> web.Application:
     app.router.add_post("/drain", pages.drain)
     RoutePages(facts, _require_operator).register(app)
     ModelPages(facts, _require_operator).register(app)
+    AdmissionPage(facts).register(app)
     # Before the registers' histories: its name is no register's.
     EvidencePage(facts).register(app)
     LogPages(facts).register(app)

@@ -20,7 +20,7 @@ from sidecar.policy.duration import format_seconds
 from sidecar.policy.schema import Seconds, Snapshot, front_of
 
 MANY = 10
-"""Canaries named in one line."""
+"""Canaries named in one line, and services whose queues are told."""
 
 
 class DetectorLine(msgspec.Struct, frozen=True, gc=False):
@@ -294,6 +294,7 @@ def health(facts: Facts) -> HealthPage:
         parts["log"] = Part(log.state != "away", _words(log))
     if facts.routes is not None:
         parts["routes"] = _routes_part(facts.routes.outlines())
+    parts.update(_queues(facts.fleet, now))
     for name, port in (("control", facts.control), ("xds", facts.xds)):
         if port is not None:
             parts[name] = Part(True, f"{port.address}, {_some(port.streams, 'stream')}")
@@ -423,6 +424,27 @@ def _routes_part(views: list[TableView]) -> Part:
     if len(words) > MANY:
         words[MANY:] = ["..."]
     return Part(True, ", ".join(words))
+
+
+def _queues(fleet: Fleet, now: float) -> dict[str, Part]:
+    """The services where somebody waits. Not ok where a class is about to break its SLA: that makes none unready."""
+    queues: dict[str, Part] = {}
+    for name, service in list(fleet.services.items()):
+        if service.gate is None or not service.gate.queued:
+            continue
+        if len(queues) >= MANY:
+            queues["queues"] = Part(True, "more than these: /admission")
+            break
+        view = service.gate.view(now)
+        waiting = [each for each in view.classes if each.queued]
+        late = [each.name for each in waiting if each.warning]
+        words = [f"{view.queued} wait ({', '.join(f'{each.name} {each.queued}' for each in waiting)})"]
+        words.append(f"{max(each.waiting_s for each in waiting):.1f} s at most")
+        words.append(f"{view.running} run")
+        if late:
+            words.append(f"SLA in danger: {', '.join(late)}")
+        queues[f"queue {name}"] = Part(not late, ", ".join(words))
+    return queues
 
 
 def _some(count: int, what: str) -> str:

@@ -12,7 +12,7 @@ from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node
 from sidecar.core.quota import Ledger
-from sidecar.telemetry import jwt, quotas, routing
+from sidecar.telemetry import admission, jwt, quotas, routing
 from sidecar.telemetry.series import Kind, header, label_text
 
 Source = Callable[[], float]
@@ -272,6 +272,7 @@ class LiveGauges:
         if self.fleet is not None:
             yield from self._services(self.fleet)
             yield from self._nodes(self.fleet)
+            yield from admission.pieces(self.fleet, self.now())
         if self.ledger is not None:
             yield from quotas.pieces(self.ledger)
         if self.tokens is not None:

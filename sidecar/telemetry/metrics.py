@@ -34,6 +34,7 @@ from sidecar.wire.call import API_BY_PATH
 DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 TPOT_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+WAIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 GAP_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -105,6 +106,12 @@ class Metrics:
             "Tokens per request as the engine reported them",
             (*gen_ai, "gen_ai_token_type"),
             TOKENS,
+        )
+        self.queue_wait = self._histograms(
+            "sidecar_queue_wait_seconds",
+            "How long requests waited for their turn, or until they were turned away, of those that had to wait",
+            ("service", "qos"),
+            WAIT_S,
         )
 
         node: Labels = ("service", "version", "endpoint")
@@ -301,6 +308,8 @@ class Metrics:
             counters.retain(lambda labels: (labels[0], labels[2]) in nodes)
         for summaries in (self.attempt_duration, self.attempt_ttft):
             summaries.retain(lambda labels: (labels[0], labels[2]) in nodes)
+        classes = fleet.classes.by_name
+        self.queue_wait.retain(lambda labels: labels[0] in services and labels[1] in classes)
         self.malformed_upstream_bytes.retain(lambda labels: labels[0] in endpoints)
         self.rollout_moves.retain(lambda labels: labels[0] in services)
         self.transitions.retain(
@@ -418,6 +427,8 @@ class _RequestSeries:
             self.prompt.observe(record.prompt_tokens)
         if record.completion_tokens is not None:
             self.completion.observe(record.completion_tokens)
+        if record.queued_s is not None:
+            self._metrics.queue_wait.child((record.service, record.qos)).observe(record.queued_s)
 
     def _outcome(self, status: int, reason: Reason | None) -> Cell:
         labels = (*self._labels, status_word(status), reason.value if reason else "")

@@ -22,7 +22,7 @@ from sidecar.kernel.ids import EndpointKey, SessionId
 from sidecar.policy.schema import Endpoint
 from tests.admin.facts import CHAT, A, StillFacts, breaker, service, snapshot, trip
 
-PAGES = ["/livez", "/readyz", "/healthz", "/metrics", "/breakers", "/routes", "/policy"]
+PAGES = ["/livez", "/readyz", "/healthz", "/metrics", "/breakers", "/routes", "/admission", "/policy"]
 
 
 class Answer(msgspec.Struct):
