@@ -247,22 +247,18 @@ def _wait_warnings(policy: QosPolicy, services: tuple[Service, ...], add: Callab
         return
     where = f"qos policy {policy.name}: "
     sla_s = policy.latency_sla_ms / 1000
-    if policy.max_wait_s < sla_s:
+    strict = min(services, key=lambda service: service.deadlines.total_s)
+    total = f"deadlines.total of service {strict.name} ({format_seconds(strict.deadlines.total_s)})"
+    if sla_s >= strict.deadlines.total_s:
+        add(f"{where}latency_sla_ms {policy.latency_sla_ms} is not shorter than {total}, which ends requests first")
+    elif policy.max_wait_s < sla_s:
         add(
             f"{where}max_wait {format_seconds(policy.max_wait_s)} is shorter than its SLA "
             f"({policy.latency_sla_ms} ms): what could still be in time is refused"
         )
-    strict = min(services, key=lambda service: service.deadlines.first_token_s)
-    if sla_s > strict.deadlines.first_token_s:
-        add(
-            f"{where}latency_sla_ms {policy.latency_sla_ms} is longer than deadlines.first_token of service "
-            f"{strict.name} ({format_seconds(strict.deadlines.first_token_s)}): that ends requests first"
-        )
-    strict = min(services, key=lambda service: service.deadlines.total_s)
     if policy.max_wait_s >= strict.deadlines.total_s:
         add(
-            f"{where}max_wait {format_seconds(policy.max_wait_s)} leaves nothing of deadlines.total of service "
-            f"{strict.name} ({format_seconds(strict.deadlines.total_s)})"
+            f"{where}max_wait {format_seconds(policy.max_wait_s)} is not shorter than {total}: no time is left to serve"
         )
 
 

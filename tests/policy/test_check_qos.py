@@ -248,14 +248,14 @@ LATER = voice(name="batch", preemptible=True, priority=1, latency_sla_ms=10_000)
         ([voice(budget_factor=1.5)], [service()], "budget_factor changes nothing: no service has request_tokens"),
         ([voice(max_wait_s=Seconds(0.2))], [service()], "max_wait 200ms is shorter than its SLA (300 ms)"),
         (
-            [voice(latency_sla_ms=30_001, max_wait_s=Seconds(60))],
-            [service()],
-            "latency_sla_ms 30001 is longer than deadlines.first_token of service s (30s)",
+            [voice(latency_sla_ms=600_000, max_wait_s=Seconds(599))],
+            [service(deadlines=Deadlines(total_s=Seconds(600)))],
+            "latency_sla_ms 600000 is not shorter than deadlines.total of service s (10m)",
         ),
         (
             [voice()],
             [service(), service(name="t", deadlines=Deadlines(total_s=Seconds(30)))],
-            "max_wait 30s leaves nothing of deadlines.total of service t (30s)",
+            "max_wait 30s is not shorter than deadlines.total of service t (30s): no time is left",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sidecar.policy.errors import MAX_ERRORS
 from sidecar.policy.load import PolicyErrors, endpoint_key, load, single, unlisted, with_upstreams
@@ -12,9 +13,12 @@ from sidecar.policy.schema import (
     Deadlines,
     Endpoint,
     Identity,
+    JwtProvider,
     MeshBreaker,
     NodeBreaker,
+    QosMatch,
     QosPolicy,
+    Quota,
     Seconds,
     Service,
     Snapshot,
@@ -496,3 +500,37 @@ def test_what_loads_is_sound_and_what_does_not_says_why(services: list[dict[str,
         assert not service.split or sum(service.split.values()) > 0
         keys = [endpoint_key(endpoint.url) for endpoint in service.endpoints]
         assert len(keys) == len(set(keys))
+
+
+def test_an_entry_of_each_list_is_in_the_default_file_with_its_defaults() -> None:
+    content = (Path(__file__).parents[2] / "policies" / "default.yaml").read_text()
+    shown = content.partition("One entry of each, with every key:\n")[2]
+    lines = [line.removeprefix("#").removeprefix(" ") for line in shown.splitlines()]
+    head, _, rest = "\n".join(lines).partition("qos_policies:")
+    jwt = "identity:\n  jwt:\n    verified_by: sidecar\n" + "\n".join(f"  {line}" for line in head.splitlines())
+    rest = "\n".join(line.removeprefix("  ") for line in f"  qos_policies:{rest}".splitlines())
+    snapshot = load_text(f"apiVersion: sidecar/v1\nkind: Policy\n{jwt.rstrip()}\n{rest}\n")
+    (provider,) = snapshot.identity.jwt.providers
+    assert provider == JwtProvider(issuer="https://login.example.com", jwks_file="/etc/sidecar/jwks.json")
+    match = (QosMatch(header="x-kind"),)
+    assert snapshot.qos_policies == (QosPolicy(name="voice", latency_sla_ms=300, match=match),)
+    assert snapshot.quotas == (Quota(name="team", requests_per_minute=600),)
+    for kind, name in ((JwtProvider, "providers"), (QosPolicy, "qos_policies"), (QosMatch, "match"), (Quota, "quotas")):
+        for field in structs.fields(kind):
+            assert f"{field.encode_name}: " in shown or f"{field.encode_name}:\n" in shown, (name, field.name)
+
+
+def test_the_example_of_classes_and_quotas_loads_without_a_warning_and_does_what_its_comments_say() -> None:
+    content = (Path(__file__).parents[2] / "policies" / "qos.yaml").read_bytes()
+    snapshot = load([("qos.yaml", content)], 1)
+    assert snapshot.warnings == ()
+    assert [(each.name, each.priority, each.preemptible) for each in snapshot.qos_policies] == [
+        ("voice", 9, False),
+        ("default", 5, False),
+        ("batch", 1, True),
+    ]
+    assert [(each.name, each.tenant, each.mode) for each in snapshot.quotas] == [
+        ("acme", "acme", "enforce"),
+        ("globex", "globex", "enforce"),
+        ("fair-use", "*", "shadow"),
+    ]
