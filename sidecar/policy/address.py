@@ -99,7 +99,7 @@ def _web(url: str, forms: str) -> tuple[Literal["http", "https"], str, int, str]
 
 def is_loopback(host: str) -> bool:
     """Whether a host of `Address` is this machine."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return host in ("localhost", "::1") or (host.startswith("127.") and _IPV4.fullmatch(host) is not None)
 
 
 @lru_cache(KEPT)

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.policy.address import UNIX_PATH_MAX_BYTES, URL_PATTERN, Address, endpoint_key, parse_url
+from sidecar.policy.address import (
+    UNIX_PATH_MAX_BYTES,
+    URL_PATTERN,
+    Address,
+    endpoint_key,
+    is_loopback,
+    parse_page,
+    parse_url,
+)
 
 GOOD = {
     "http://127.0.0.1:8000": ("http", "127.0.0.1", 8000, "127.0.0.1:8000"),
@@ -119,6 +127,66 @@ def test_the_pattern_of_the_json_schema_says_what_the_parser_says(url: str) -> N
     except ValueError:
         good = False
     assert (re.fullmatch(URL_PATTERN, url) is not None) == good
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://login.example.com/.well-known/jwks.json", "login.example.com:443"),
+        ("http://127.0.0.1:8080/keys?v=1", "127.0.0.1:8080"),
+        ("http://[::1]?v=1", "[::1]:80"),
+        ("https://A", "a:443"),
+    ],
+)
+def test_a_page_may_have_a_path_and_a_query(url: str, key: str) -> None:
+    assert parse_page(url).key == key
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("/keys", "is not one of http://host/path, https://host/path"),
+        ("unix:///run/keys", "is not one of"),
+        ("ftp://a/keys", "is not one of"),
+        ("https://[::1]keys", "is not one of"),
+        ("https://a/keys#first", "has a fragment"),
+        ("https://a/ke ys", "contains white space"),
+        ("https://a/keys\n", "contains white space"),
+        ("https://me:pw@a/keys", "has user information"),
+        ("https:///keys", "has no host"),
+        ("https://a:0/keys", "has port 0"),
+        ("https://a:99999/keys", "has a port"),
+    ],
+)
+def test_a_page_that_cannot_be_got_is_refused_with_the_reason(url: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_page(url)
+
+
+@given(st.text() | st.text(alphabet="htps:/[]@?#.-_%0123456789abx \t\n", max_size=30).map("http://".__add__))
+def test_any_text_is_a_page_or_a_value_error(url: str) -> None:
+    try:
+        address = parse_page(url)
+    except ValueError:
+        return
+    assert address.scheme in ("http", "https") and address.host and 0 < address.port < 65536 and not address.path
+
+
+@pytest.mark.parametrize(
+    ("url", "near"),
+    [
+        ("http://localhost", True),
+        ("http://LOCALHOST:8000", True),
+        ("http://127.9.9.9", True),
+        ("http://[0:0::1]", True),
+        ("http://localhost.example.com", False),
+        ("http://10.0.0.1", False),
+        ("http://[::2]", False),
+        ("http://127.example.com", False),
+    ],
+)
+def test_this_machine_is_told_from_others(url: str, near: bool) -> None:
+    assert is_loopback(parse_url(url).host) is near
 
 
 def test_one_socket_has_one_name_however_it_is_written() -> None:

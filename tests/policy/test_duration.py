@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.policy.duration import LONG_PATTERN, PATTERN, format_seconds, parse_long, parse_seconds, parse_span
+from sidecar.policy.duration import (
+    LONG_PATTERN,
+    PATTERN,
+    SPAN_PATTERN,
+    format_seconds,
+    parse_long,
+    parse_seconds,
+    parse_span,
+)
 
 GOOD = {
     "1ms": 0.001,
@@ -113,9 +121,11 @@ def test_any_other_long_duration_is_refused_in_words(text: str) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [*GOOD.items(), ("90m", 5400.0), ("25h", 90_000.0), ("7d", 604_800.0)])
 def test_a_span_is_a_short_or_a_long_duration(text: str, seconds: float) -> None:
     assert parse_span(text) == seconds
+    assert re.search(SPAN_PATTERN, text)
 
 
 @pytest.mark.parametrize("text", ["", "10", "0s", "8d", "1.5h", "3601s", "169h", "1d1h"])
 def test_a_span_that_is_none_is_refused_in_words_that_show_how(text: str) -> None:
     with pytest.raises(ValueError, match=r'is not a duration from "1ms" to "7d"'):
         parse_span(text)
+    assert not re.search(SPAN_PATTERN, text)
