@@ -17,14 +17,19 @@ UNREAD_TOKENS: Final = 256
 
 
 class Admission:
-    """One request's. `prompt_tokens` 0: not counted yet; `how` it was (`exact`, `cached`, `estimated`). `queued_s`: how
-    long it waited for its turn, None if it did not. `hurried`: there is no time left to wait for a count."""
+    """One request's. `prompt_tokens` 0: not counted yet; `how` it was (`exact`, `cached`, `estimated`).
+
+    `tokens`: what it is expected to use in all, `reserved` of it in budgets. `prompt` as it was counted, empty where it
+    is not kept. `queued_s`: how long it waited for its turn, None if it did not. `hurried`: there is no time to wait
+    for a count. `version`: what its turn was given for.
+    """
 
     __slots__ = (
         "budgets",
         "door",
         "how",
         "hurried",
+        "prompt",
         "prompt_tokens",
         "qos",
         "queued_at",
@@ -32,6 +37,7 @@ class Admission:
         "reservation",
         "reserved",
         "ticket",
+        "tokens",
         "version",
     )
 
@@ -40,7 +46,9 @@ class Admission:
         self.budgets = budgets
         self.reservation: Reservation | None = None
         self.reserved = 0
+        self.prompt = b""
         self.prompt_tokens = 0
+        self.tokens = 0
         self.how = ""
         self.hurried = False
         self.ticket: Ticket | None = None

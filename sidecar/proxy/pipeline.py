@@ -73,6 +73,9 @@ COUNT_S: Final = 1.0
 COUNT_PART: Final = 0.2
 """What counting its prompt exactly may take at most, and of its class's SLA."""
 
+KEPT_BYTES: Final = 64 * 1024
+"""Of a prompt, until the engine says how many tokens it had: longer ones teach nobody anything."""
+
 SPEECH_PATH: Final = b"/v1/audio/"
 """Uploads that stream through unread, and take a turn all the same where there are turns."""
 
@@ -391,39 +394,43 @@ class Exchange:
         """Whether it is known how long the prompt is; False while that is waited for."""
         pipeline, call = self._pipeline, self._call
         if call is None:
-            admission.prompt_tokens = UNREAD_TOKENS
+            admission.prompt_tokens = admission.tokens = UNREAD_TOKENS
             return True
         time_s = 0.0 if admission.hurried else min(COUNT_S, admission.qos.sla_s * COUNT_PART + self.started_at - now)
-        counted = pipeline.counter.count(service.name, call.model, prompt_of(self._request.body), time_s, self)
+        prompt = admission.prompt or prompt_of(self._request.body)
+        counted = pipeline.counter.count(service.name, call.model, prompt, time_s, self)
         if counted is None:
+            admission.prompt = prompt
             self._park(_COUNT, now + max(0.0, time_s))
             return False
+        admission.prompt = prompt if len(prompt) <= KEPT_BYTES else b""
         admission.prompt_tokens = counted.tokens
         admission.how = counted.how
+        answer, limit = call.max_tokens, service.policy.request_tokens
+        if answer is None:
+            answer = pipeline.answers.usual(service.name, call.model)
+            if limit:
+                answer = min(answer, allowance(limit, call.stream, admission.qos.budget_factor))
+        admission.tokens = counted.tokens + max(0, answer) * call.n
         return True
 
     def _reserve(self, service: ServiceState, admission: Admission, now: float) -> bool:
         """Take what the request may use out of its tenant's budgets; False: it was refused."""
-        pipeline, call, ledger = self._pipeline, self._call, self._pipeline.ledger
-        tokens = admission.prompt_tokens
-        if call is not None:
-            allowed = allowance(service.policy.request_tokens, call.stream, admission.qos.budget_factor)
-            if allowed and call.max_tokens is not None and call.max_tokens > allowed:
+        call, ledger = self._call, self._pipeline.ledger
+        limit = service.policy.request_tokens
+        if limit and call is not None and call.max_tokens is not None:
+            allowed = allowance(limit, call.stream, admission.qos.budget_factor)
+            if call.max_tokens > allowed:
                 said = f"max_tokens {call.max_tokens} is above the {allowed} that one request may ask for"
                 self._refuse(Reason.QUOTA_EXCEEDED, said, None, "max_tokens", final=True)
                 return False
-            answer = call.max_tokens
-            if answer is None:
-                answer = pipeline.answers.usual(service.name, call.model)
-                answer = min(answer, allowed) if allowed else answer
-            tokens += max(0, answer) * call.n
-        reservation = ledger.reserve(admission.budgets, tokens, now)
+        reservation = ledger.reserve(admission.budgets, admission.tokens, now)
         if isinstance(reservation, Exceeded):
             wait_s = reservation.retry_after_s
             self._refuse(Reason.QUOTA_EXCEEDED, reservation.detail, wait_s, final=wait_s is None)
             return False
         admission.reservation = reservation
-        admission.reserved = tokens
+        admission.reserved = admission.tokens
         return True
 
     def _enter(self, service: ServiceState, admission: Admission, model: str) -> bool | None:
@@ -436,9 +443,8 @@ class Exchange:
         admission.leave(0, now)
         if gate is None:
             return None
-        tokens = max(admission.prompt_tokens, admission.reserved)
         streams = call is not None and call.stream
-        ticket = Ticket(self, admission.qos, self._who.tenant, model, tokens, self.started_at, streams)
+        ticket = Ticket(self, admission.qos, self._who.tenant, model, admission.tokens, self.started_at, streams)
         ticket.version = pick_version(service, session, model, self._tried, now, pipeline.fleet.chance)
         admission.ticket, admission.door = ticket, pipeline.doors.door(service, gate)
         self._step = _TURN
@@ -983,8 +989,8 @@ class Exchange:
         answer = usage.completion_tokens if usage is not None else None
         counted = reader.tokens if reader is not None else (attempt.bytes_out // 4 if attempt.committed else 0)
         if service is not None and attempt.ending is _COMPLETE:
-            if told and self._kept:
-                self._pipeline.counter.reported(service.name, call.model, prompt_of(self._kept), told)
+            if told and admission.prompt:
+                self._pipeline.counter.reported(service.name, call.model, admission.prompt, told)
             self._pipeline.answers.heard(service.name, call.model, answer if answer is not None else counted)
         if attempt.ending is not _COMPLETE and attempt.ending is not _CLIENT_LEFT and not counted and not answer:
             return 0
