@@ -36,6 +36,11 @@ ENGINES: tuple[EngineName, ...] = ("vllm", "triton", "deepspeed")
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 """Triton takes no chats: what makes prompts of them for it."""
 
+CONCURRENCY = 8
+"""Requests at each engine: more than the acts' users need, few enough for a person's own loop to fill."""
+TRIAL, TRIAL_REQUESTS, TRIAL_TOKENS = "trial", 2, 2000
+"""A tenant whose quota is spent at the third request of a minute."""
+
 CALM = Script(tokens=40, first_token_s=0.12, token_gap_s=0.03, models=(MODEL,))
 PLAN = Plan(STABLE, (Step(PARTS // 4, 5.0, 40), Step(PARTS // 2, 5.0, 80)))
 
@@ -75,8 +80,23 @@ services:
     deadlines: {{head: 2s, first_token: 2s, token_gap: 1s}}
     breakers:
       node: {{consecutive: 3, open: 3s, open_max: 12s, successes: 2}}
+    admission: {{limit: fixed, concurrency: {CONCURRENCY}, queue: 100}}
 identity:
   session: [{{header: x-session-id}}]
+  tenant: [{{header: x-tenant-id, loopback: true}}]
+  class: [{{header: x-class, loopback: true}}]
+qos_policies:
+  - {{name: voice, latency_sla_ms: 500, priority: 9, match: [{{modality: voice}}]}}
+  - {{name: default, latency_sla_ms: 5000, priority: 5}}
+  - name: code-batch
+    latency_sla_ms: 60000
+    max_wait: 1m
+    priority: 1
+    preemptible: true
+    evict: streams
+    match: [{{modality: code}}]
+quotas:
+  - {{name: {TRIAL}, tenant: {TRIAL}, requests_per_minute: {TRIAL_REQUESTS}, tokens_per_minute: {TRIAL_TOKENS}}}
 """
 
 
@@ -94,6 +114,7 @@ def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine], control: 
     """What to try, as text to paste. The addresses are `host:port`; `admin` and `control` None where they are off."""
     first = upstreams[0]
     ask = '{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'
+    short = '{"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}'
     lines = [
         f"The sidecar listens on {proxy}; {len(upstreams)} simulated engines stand behind it:",
         *(
@@ -120,6 +141,19 @@ def banner(proxy: str, admin: str | None, upstreams: Sequence[Engine], control: 
             f"  sidecar routes set {MODEL} {CANARY} --weight 0.1 --admin {admin}",
             f"  sidecar routes list --admin {admin}",
             f"  sidecar routes set {MODEL} {CANARY} --weight 0 --admin {admin}",
+        ]
+    lines += [
+        f"Be the tenant `{TRIAL}`, who has {TRIAL_REQUESTS} requests a minute (x-ratelimit-*); the third is refused:",
+        f"  curl -i http://{proxy}/v1/chat/completions -H 'x-tenant-id: {TRIAL}' -d '{short}'",
+    ]
+    if admin is not None:
+        lines += [
+            "Fill the engines with batch work, let voice pass it (a batch stream makes room), and see who waits:",
+            f"  for i in $(seq 60); do curl -sN http://{proxy}/v1/chat/completions -H 'x-class: code-batch' "
+            f"-d '{ask}' >/dev/null & done",
+            f"  curl -sN -o /dev/null -w '%{{time_starttransfer}} s\\n' http://{proxy}/v1/chat/completions "
+            f"-H 'x-class: voice' -d '{ask}'",
+            f"  sidecar admission --admin {admin}",
         ]
     if control is not None:
         lines.append(f"Release tools say the same by gRPC: grpcurl -plaintext {control} list")

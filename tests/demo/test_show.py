@@ -47,6 +47,22 @@ async def test_the_last_engine_is_a_version_without_traffic() -> None:
         assert "routes set" not in show.banner("p:1", "a:1", engines)
 
 
+async def test_policy_has_three_classes_and_a_tenant_with_a_quota() -> None:
+    async with show.engines() as engines:
+        snapshot = load([("demo", show.policy_text(engines).encode())], 1)
+        assert [policy.name for policy in snapshot.qos_policies] == ["voice", "default", "code-batch"]
+        assert [policy.preemptible for policy in snapshot.qos_policies] == [False, False, True]
+        (quota,) = snapshot.quotas
+        assert (quota.tenant, quota.requests_per_minute, quota.mode) == ("trial", 2, "enforce")
+        # What the acts ask for must never wait: they are about other things.
+        room = show.CONCURRENCY * sum(version == show.STABLE for version in show.versions_of(engines))
+        assert room >= max(show.WORKERS, show.CANARY_WORKERS)
+        text = show.banner("p:1", "a:1", engines)
+        for words in ("x-tenant-id: trial", "x-class: code-batch", "x-class: voice", "sidecar admission --admin a:1"):
+            assert words in text
+        assert "sidecar admission" not in show.banner("p:1", None, engines)
+
+
 async def test_banner_names_addresses_and_every_fault() -> None:
     async with show.engines(2) as engines:
         text = show.banner("127.0.0.1:9400", "127.0.0.1:9401", engines)
