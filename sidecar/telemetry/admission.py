@@ -53,9 +53,9 @@ SLA: Final[tuple[tuple[str, Callable[[ClassView], int]], ...]] = (
     ("missed", lambda view: view.missed),
 )
 
-_QUEUED: Final = len(CLASS_METRICS)
-_SLA: Final = _QUEUED + 1
-_TENANTS: Final = _QUEUED + 2
+_AWAY: Final = len(CLASS_METRICS)
+_SLA: Final = _AWAY + 1
+_TENANTS: Final = _AWAY + 2
 
 
 def pieces(fleet: Fleet, now: float) -> Iterator[str]:
@@ -85,12 +85,12 @@ def pieces(fleet: Fleet, now: float) -> Iterator[str]:
             for (metric, _, _, read), into in zip(CLASS_METRICS, lines, strict=False):
                 into.append(f"{metric}{{{labels}}} {read(each)}\n")
             for reason, count in AWAY:
-                more = label_text(("reason", "mode"), (reason, view.mode))
-                lines[_QUEUED].append(f"sidecar_turned_away_total{{{labels},{more}}} {count(each)}\n")
+                more = f'reason="{reason}",mode="{view.mode}"'
+                lines[_AWAY].append(f"sidecar_turned_away_total{{{labels},{more}}} {count(each)}\n")
             for result, count in SLA:
                 lines[_SLA].append(f'sidecar_sla_total{{{labels},result="{result}"}} {count(each)}\n')
-        # Lines of a metric must stand together, so nothing is given yet, but the loop may go on here.
-        yield ""
+            # Lines of a metric must stand together, so nothing is given yet, but the loop may go on here.
+            yield ""
     for into in lines:
         yield from into
     yield from _limits(fleet)
