@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Admission, Identity, QosMatch, QosPolicy, Quota, Seconds, Source
+from sidecar.policy.schema import Admission, Identity, QosMatch, QosPolicy, Quota, Retry, Seconds, Service, Source
 from sidecar.proxy.ports import Counted, Unverified, Verified, Waiter
 from sidecar.proxy.request import Request
 from tests import under_test
@@ -483,3 +485,70 @@ def test_a_reload_that_raises_the_limit_gives_turns() -> None:
     bench.begin(asked())
     bench.apply(service(1, admission=Admission(limit="fixed", concurrency=2)))
     assert len(bench.connector.openings) == 2
+
+
+# Whatever happens in whatever order.
+
+DEEDS = st.sampled_from(
+    ["voice", "text", "batch", "serve", "speak", "fail", "lose", "leave", "cut", "time", "off", "one", "two", "shadow"]
+)
+ADMISSIONS = {
+    "off": Admission(mode="off"),
+    "one": Admission(limit="fixed", concurrency=1, queue=3),
+    "two": Admission(limit="fixed", concurrency=2, queue=3, reserve=0.2),
+    "shadow": Admission(mode="shadow", limit="fixed", concurrency=1, queue=1),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(DEEDS, st.integers(0, 5)), min_size=5, max_size=60))
+# Turned out of a full queue, and before it was told the gate was gone.
+@example([("text", 5), ("batch", 4), ("voice", 1), ("text", 3), ("voice", 5), ("voice", 0), ("off", 5)])
+def test_everybody_is_told_once_and_nothing_is_held_whatever_happens(deeds: list[tuple[str, int]]) -> None:
+    quota = Quota(name="q", tokens_per_minute=3000, concurrency=4, tenant="a")
+    streams = qos("batch", 2000, priority=1, preemptible=True, evict="streams", max_wait_s=Seconds(5))
+    rules = node_breaker(consecutive=2, open_s=Seconds(1))
+
+    def made(word: str) -> Service:
+        return service(2, admission=ADMISSIONS[word], breakers=rules, retry=Retry(attempts=2))
+
+    bench = Bench(made("one"), qos_policies=(VOICE, TEXT, streams), quotas=(quota,))
+    clients: list[FakeClient] = []
+    for deed, number in deeds:
+        under_way = [link for link in bench.connector.links if link.sink is not None]
+        waiting = [client for client in clients if client.exchange is not None]
+        if deed in ("voice", "text", "batch"):
+            clients.append(bench.begin(asked(deed, tenant="ab"[number % 2], stream=number % 3 > 0, max_tokens=100)))
+        elif deed == "time":
+            bench.clock.advance((0.05, 0.3, 1.0, 2.0, 6.0, 40.0)[number])
+        elif deed in ADMISSIONS:
+            bench.apply(made(deed))
+        elif deed in ("leave", "cut") and waiting:
+            exchange = waiting[number % len(waiting)].exchange
+            assert exchange is not None
+            if deed == "leave":
+                exchange.client_left()
+            else:
+                exchange.cut(Reason.DRAINING)
+        elif under_way:
+            link = under_way[number % len(under_way)]
+            if deed == "lose":
+                link.lost()
+            elif deed == "speak" and not link.received:
+                link.heads().says(ROLE + token(0))
+            elif not link.received:
+                serves(link) if deed == "serve" else link.heads(head_of(500, JSON, 2)).says(b"{}").ends()
+            elif deed == "serve":
+                link.says(FINISH + DONE).ends()
+    for _ in range(200):
+        under_way = [link for link in bench.connector.links if link.sink is not None]
+        for link in under_way:
+            link.lost()
+        bench.clock.advance(1.0)
+        if not bench.pipeline.live:
+            break
+    assert not bench.crashes, bench.crashes
+    assert [client.done for client in clients] == [1] * len(clients)
+    assert len(bench.recorder.requests) == len(clients) and not bench.held()
+    for tenant in "ab":
+        assert all(budget.in_flight == 0 for budget in bench.ledger.budgets(tenant, "m"))
