@@ -1,23 +1,27 @@
 """One sliding window of one budget, as far as this sidecar has a part in it: what it holds, used, owes, and knows.
 
 ```
-the server grants a slice -> held --reserve--> used here --settle: less was needed--> back, told with the next draw
+the server grants a slice -> held --reserve--> used here --settle: less was needed--> back, told with the next draws
                              (none held) reserve on credit -> debt, told with the next draw, always recorded
 ```
 
-1. What is held was granted and is counted by the server already; using it changes nothing there. It is at most about a
-   second old: what was not used in that time goes back, or is drawn anew, or the window would be exceeded by it.
+1. What is held was granted and is counted by the server already; using it changes nothing there. What is held for long
+   would be used in a later window than the server counts it in, so it goes back or is drawn anew (core/quota, rule 3).
 2. Credit. A request that finds too little held is admitted all the same while what is owed stays within this sidecar's
    part of the room, room / members: the others may do so at the same time, and together they stay within the room. The
    room is the last reply's, less what it shrinks by until now at twice the pace seen. A reply is believed for
    `FRESH_S`.
-3. Of a window that was not asked about for longer than that only so much is known: when it was full, until when. Else
-   one request goes on credit, or several that are together at most `COLD_RATIO` of the limit over all sidecars; with no
-   other sidecar as much as was not used here. The debt is told at once, and the reply is fresh.
+3. Of a window that was not asked about for longer than that little is known. With no other sidecar, all: what was used
+   here. Else one request goes on credit, or several that are together at most `COLD_RATIO` of the limit over all
+   sidecars, unless the window was more than half used when it was asked about within its span: its last half is for
+   those who ask. The debt is told at once, and the reply is fresh.
 4. Alone (the log cannot be reached): what was used here in the span stays within limit / members; and what is used from
    the loss on within this sidecar's part of the room that there is, if what the others had used then leaves the window
-   evenly. At least one request per span goes, or small limits would stop a tenant.
-5. What was used here is kept in sixtieths of the span, the oldest of which counts whole until it has left.
+   no sooner than what was used here, nor sooner than evenly. At least one request per span goes, or small limits would
+   stop a tenant.
+5. What was used here is kept in sixtieths of the span, the oldest of which counts whole until it has left. What a
+   request did not need is given back of the sixtieth in which it was reserved, one of them at a time: given back of
+   now, it would leave the window later than what it is taken off, and the window would be exceeded meanwhile.
 """
 
 from typing import Final
@@ -25,34 +29,45 @@ from typing import Final
 BUCKETS: Final = 60
 FRESH_S: Final = 2.0
 COLD_RATIO: Final = 0.01
-HASTE: Final = 2.0  # the others may hasten until the next reply
+HASTE: Final = 2.0
+"""By so much the others may hasten until the next reply."""
+LEAST_AGE_S: Final = 0.02
+PACE_GAIN: Final = 0.5
+TOLD_S: Final = 0.1
+"""By when debt has been told, mostly: what is given back was drawn by then."""
+NEVER: Final = -1e18
 
 TOKENS: Final = 0
 REQUESTS: Final = 1
-UNIT_WORDS: Final = ("tokens", "requests")
 
 
 class Meter:
     """A window's part here. `unit` TOKENS or REQUESTS; amounts are whole numbers of it, times monotonic seconds."""
 
     __slots__ = (
+        "_backs",
         "_own",
         "_own_from",
         "_width_s",
         "answered_at",
         "back",
-        "back_at",
+        "before",
         "debt",
+        "flow",
         "held",
         "least",
         "limit",
         "loss",
+        "low",
+        "mark",
         "others",
         "own",
         "pace",
         "retry_at",
         "since_loss",
         "span_s",
+        "spare",
+        "taken",
         "told",
         "unit",
         "used",
@@ -70,37 +85,56 @@ class Meter:
         self.told = 0
         """The debt that a draw under way tells."""
         self.back = 0
-        """What a request reserved and did not need, to be told; `back_at` is when the earliest of it was reserved."""
-        self.back_at = 0.0
+        """What requests reserved and did not need, to be told."""
+        self.spare = 0
+        """What was held in vain, to be told."""
         self.least = 0
         """The smallest that was refused here since the last draw, 0: nothing was."""
         self.used = 0
         """By all sidecars in the window, at `answered_at`."""
-        self.answered_at = -1e18
+        self.answered_at = NEVER
         self.pace = 0.0
         """By how much per second `used` grew between replies."""
         self.retry_at = 0.0
         """There is no room before that, by the last reply."""
+        self.taken = 0
+        """Used here so far; `mark`: at the last check; `flow`: per second between the last two."""
+        self.mark = 0
+        self.flow = 0.0
+        self.low = 0
+        """What is held shall not fall below this."""
         self.own = 0
         """Used here in the window, as of the last `advance`."""
-        self._own: dict[int, int] = {}
-        self._own_from = 0
-        self._width_s = span_s / BUCKETS
         self.loss = 0
         """The number of the loss of the log that `since_loss` and `others` are about."""
         self.since_loss = 0
         self.others = 0
+        """Used by the others then; `before`: here."""
+        self.before = 0
+        self._backs: dict[int, int] = {}
+        self._own: dict[int, int] = {}
+        self._own_from = 0
+        self._width_s = span_s / BUCKETS
 
-    def room(self, now: float) -> float:
-        """What is left of the limit over all sidecars, as far as known; what we owe is taken off."""
+    @property
+    def settled(self) -> bool:
+        """Whether the server knows all."""
+        return not (self.held or self.debt or self.told or self.back or self.spare)
+
+    def room(self, now: float) -> int:
+        """What is left of the limit over all sidecars, as far as known; may be negative."""
         age_s = now - self.answered_at
         if age_s >= self.span_s:
             self.advance(now)
-            return float(self.limit - self.own)
+            return self.limit - self.own
         room = self.limit - self.used - self.debt - self.told
         if self.pace > 0.0:
             room -= int(HASTE * self.pace * min(age_s, FRESH_S))
-        return float(room)
+        return room
+
+    def is_scarce(self, now: float) -> bool:
+        """Whether more than half of it was used, as far as is known of this span."""
+        return 2 * self.used > self.limit and now - self.answered_at < self.span_s
 
     def fits(self, amount: int, now: float, members: int) -> bool:
         """Whether `amount` may be used now, by what is held or on credit (rules 1-3)."""
@@ -116,21 +150,19 @@ class Meter:
             if self.pace > 0.0:
                 room -= int(HASTE * self.pace * age_s)
             return (owed + need) * members <= room
-        if now < self.retry_at:
-            return False
-        if owed == 0:
-            return True
         if members == 1:
             self.advance(now)
             return self.own + amount <= self.limit
-        return (owed + need) * members <= COLD_RATIO * self.limit
+        if self.is_scarce(now):
+            return False
+        return owed == 0 or (owed + need) * members <= COLD_RATIO * self.limit
 
     def fits_alone(self, amount: int, now: float, members: int, loss: int, lost_at: float) -> bool:
         """Whether `amount` may be used now that the log is away since `lost_at` (rule 4)."""
         if amount > self.limit:
             return False
         if self.loss != loss:
-            self.lost(loss, now)
+            self._lose(loss, lost_at)
         self.advance(now)
         own = self.own
         if own == 0:
@@ -141,17 +173,9 @@ class Meter:
         if gone_ratio >= 1.0:
             return True
         since = self.since_loss
-        room = self.limit - self.others * (1.0 - gone_ratio) - (own - since)
-        return (since + amount) * members <= room
-
-    def lost(self, loss: int, now: float) -> None:
-        """The log went away: what the others had used is what it said last, and decays from then on."""
-        self.loss = loss
-        self.since_loss = 0
-        self.advance(now)
-        age_s = now - self.answered_at
-        others = max(0, self.used - self.own) if age_s < self.span_s else 0
-        self.others = int(others * (1.0 - age_s / self.span_s)) if others else 0
+        before = max(0, own - since)
+        kept_ratio = max(1.0 - gone_ratio, min(1.0, before / self.before) if self.before else 0.0)
+        return (since + amount) * members <= self.limit - self.others * kept_ratio - before
 
     def take(self, amount: int, now: float) -> int:
         """Use `amount`; how much of it went on credit."""
@@ -164,6 +188,7 @@ class Meter:
             own[bucket] = amount
         self.own += amount
         self.since_loss += amount
+        self.taken += amount
         if amount <= self.held:
             self.held -= amount
             return 0
@@ -176,10 +201,9 @@ class Meter:
         """Of what was taken at `at`, this was not needed."""
         bucket = int(at / self._width_s)
         own = self._own
-        kept = own.get(bucket, 0)
-        if kept:
-            less = min(kept, amount)
-            own[bucket] = kept - less
+        less = min(own.get(bucket, 0), amount)
+        if less:
+            own[bucket] -= less
             self.own -= less
         self.since_loss = max(0, self.since_loss - amount)
         settled = min(self.debt, amount)
@@ -190,7 +214,7 @@ class Meter:
         if now - at < self._width_s:
             self.held += amount  # as good as just drawn
         elif now - at < self.span_s:
-            self.back_at = min(self.back_at, at) if self.back else at
+            self._backs[bucket] = self._backs.get(bucket, 0) + amount
             self.back += amount
 
     def advance(self, now: float) -> None:
@@ -203,3 +227,73 @@ class Meter:
         for bucket in gone:
             self.own -= own.pop(bucket)
         self._own_from = min(own) if own else oldest
+
+    # With the server.
+
+    def check(self, elapsed_s: float) -> None:
+        """A second went by: what is held beyond what was used in it is held in vain."""
+        used = self.taken - self.mark
+        self.mark = self.taken
+        self.flow = used / elapsed_s
+        spare = self.held - used
+        if spare > 0:
+            self.held -= spare
+            self.spare += spare
+
+    def owes(self, now: float) -> int:
+        """The debt that is told now: what has left the window is nothing to it any more."""
+        self.advance(now)
+        self.told = min(self.debt, self.own)
+        self.debt = 0
+        return self.told
+
+    def returns(self, now: float) -> tuple[int, float]:
+        """How much is given back now, and by when all of that had been drawn (rule 5)."""
+        if self.spare:
+            spare = self.spare
+            self.spare = 0
+            return spare, now
+        while self._backs:
+            bucket = next(iter(self._backs))
+            amount = self._backs.pop(bucket)
+            self.back -= amount
+            at = min(now, (bucket + 1) * self._width_s + TOLD_S)
+            if now - at < self.span_s:
+                return amount, at
+        return 0, now
+
+    def answered(self, granted: int, used: int, wait_s: float, now: float) -> None:
+        """The server granted this, and all sidecars together have `used` so much."""
+        self.held += granted
+        self.told = 0
+        age_s = now - self.answered_at
+        if age_s > FRESH_S:
+            self.pace = 0.0
+        elif age_s >= LEAST_AGE_S:
+            self.pace += PACE_GAIN * ((used - self.used) / age_s - self.pace)
+        self.used = used
+        self.answered_at = now
+        self.retry_at = now + wait_s if wait_s > 0.0 and not granted else 0.0
+
+    def unanswered(self) -> None:
+        """What was told is told again."""
+        self.debt += self.told
+        self.told = 0
+
+    def forgotten(self, told: int, now: float) -> None:
+        """The server has lost count: all that was used here is owed again, but `told`; what was held is void."""
+        self.held = 0
+        self.spare = 0
+        self.back = 0
+        self._backs = {}
+        self.advance(now)
+        self.debt = max(self.debt, self.own - told)
+
+    def _lose(self, loss: int, lost_at: float) -> None:
+        """The log went away: what the others had used is what it said last, less what has left since."""
+        self.loss = loss
+        self.since_loss = 0
+        self.advance(lost_at)
+        self.before = self.own
+        kept_ratio = 1.0 - (lost_at - self.answered_at) / self.span_s
+        self.others = int(max(0, self.used - self.own) * kept_ratio) if kept_ratio > 0.0 else 0

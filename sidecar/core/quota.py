@@ -31,184 +31,40 @@ each sidecar that has not asked about the tenant for `FRESH_S` (or `COLD_RATIO` 
 way will have used beyond their reservations. docs/quotas.md has measurements.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from math import ceil
+from heapq import heappop, heappush
+from math import ceil, inf
 from typing import Final
 
 from sidecar.core.meter import REQUESTS, TOKENS, Meter
 from sidecar.core.models import matches
+from sidecar.core.tenant_budget import CHECK_S, Budget, Counts, Draw, Drawn, Rule
 from sidecar.policy.schema import Quota
+
+__all__ = ["Budget", "Counts", "Draw", "Drawn", "Exceeded", "Ledger", "Reservation", "allowance"]
 
 TENANTS: Final = 100_000
 MODELS: Final = 4096
 """Models whose quotas are remembered: clients choose the names."""
-AHEAD_S: Final = 0.25
-LOW_S: Final = 0.1
 DRAW_S: Final = 0.05
 """Between two draws of one budget."""
 ASK_S: Final = 0.1
-CHECK_S: Final = 1.0
-REPEAT_S: Final = 5.0
-"""Slots stand for MEMBER_TTL_MS on the server unless told again."""
 SETTLING_S: Final = 1.0
 BATCH: Final = 100
 """Draws in one round trip."""
+AWAY_RETRY_S: Final = 1.0
 EVICT_TRIES: Final = 8
 HEADER_S: Final = 0.25
 """How long headers are told again while nothing changes but the time."""
-MINUTE_S: Final = 60.0
-DAY_S: Final = 86_400.0
 STREAM_FACTOR: Final = 1.2
+LOG_AWAY: Final = "log_away"
+CONCURRENCY: Final = "concurrency"
 
 UP: Final = 0
 AWAY: Final = 1
 SETTLING: Final = 2
-
-
-class Counts:
-    """Of one quota, since the start, for metrics. `refused`, `shadow_refused`: by window's words, or `concurrency`."""
-
-    __slots__ = (
-        "credit_tokens",
-        "debt_tokens",
-        "draw_failures",
-        "draws",
-        "refused",
-        "reserved_tokens",
-        "settled_tokens",
-        "shadow_refused",
-    )
-
-    def __init__(self) -> None:
-        self.reserved_tokens = 0
-        self.settled_tokens = 0
-        self.refused: dict[str, int] = {}
-        self.shadow_refused: dict[str, int] = {}
-        self.credit_tokens = 0
-        self.debt_tokens = 0
-        self.draws = 0
-        self.draw_failures = 0
-
-
-class Rule:
-    """A quota as the ledger uses it. `bit` is its place in a policy's mask of quotas."""
-
-    __slots__ = ("bit", "counts", "enforced", "name", "quota", "refuses_alone", "slots", "windows")
-
-    def __init__(self, quota: Quota, bit: int, counts: Counts) -> None:
-        self.quota = quota
-        self.name = quota.name
-        self.bit = bit
-        self.counts = counts
-        self.enforced = quota.mode == "enforce"
-        self.refuses_alone = quota.when_log_away == "refuse"
-        self.slots = quota.concurrency or 0
-        """Requests under way, 0: no bound."""
-        self.windows: list[tuple[int, float, int, str]] = []
-        for unit, span_s, limit, word in (
-            (TOKENS, MINUTE_S, quota.tokens_per_minute, "tokens per minute"),
-            (TOKENS, DAY_S, quota.tokens_per_day, "tokens per day"),
-            (REQUESTS, MINUTE_S, quota.requests_per_minute, "requests per minute"),
-            (REQUESTS, DAY_S, quota.requests_per_day, "requests per day"),
-        ):
-            if limit is not None:
-                self.windows.append((unit, span_s, limit, word))
-
-
-class Budget:
-    """One quota for one tenant, as far as this sidecar has a part in it."""
-
-    __slots__ = (
-        "born_us",
-        "checked",
-        "drawing",
-        "due_at",
-        "gone",
-        "header",
-        "header_of",
-        "header_stamp",
-        "header_until",
-        "in_flight",
-        "low",
-        "mark_at",
-        "mark_tokens",
-        "meters",
-        "pace",
-        "queued",
-        "refused",
-        "requests",
-        "rule",
-        "slots",
-        "slots_asked",
-        "slots_at",
-        "slots_in_use",
-        "stamp",
-        "tenant",
-        "tokens",
-        "typical",
-        "used_at",
-    )
-
-    def __init__(self, rule: Rule, tenant: str) -> None:
-        self.rule = rule
-        self.tenant = tenant
-        self.meters: list[Meter] = []
-        self.gone = False
-        self.in_flight = 0
-        self.slots = 0
-        """Requests that may be under way here."""
-        self.slots_in_use = 0
-        self.slots_at = -1e18
-        self.slots_asked = False
-        """One was refused here since the last draw."""
-        self.tokens = 0
-        self.requests = 0
-        """Reserved here so far; `mark_*`: at the last check."""
-        self.mark_tokens = 0
-        self.mark_at = 0.0
-        self.pace = 0.0
-        """Tokens per second used here of late."""
-        self.typical = 0.0
-        """Tokens of a request, rather those of larger ones."""
-        self.low = 0
-        """A reservation that leaves fewer tokens than this asks for a draw."""
-        self.used_at = -1e18
-        self.due_at = 0.0
-        """Not drawn before."""
-        self.queued = False
-        self.drawing = False
-        self.checked = False
-        self.born_us = 0
-        self.refused = 0
-        self.stamp = 0
-        """Grows with what `headers` tells."""
-        self.header = b""
-        """Of `header_of`, good while the stamps' sum is `header_stamp`, until `header_until`."""
-        self.header_of: tuple[Budget, ...] = ()
-        self.header_stamp = -1
-        self.header_until = 0.0
-        self.use(rule)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing would be lost with it."""
-        if self.in_flight or self.drawing or self.slots:
-            return False
-        return not any(meter.held or meter.debt or meter.told or meter.back for meter in self.meters)
-
-    def use(self, rule: Rule) -> None:
-        """Takes new limits at once; what was used and held of windows that stay, stays."""
-        self.rule = rule
-        known = {meter.word: meter for meter in self.meters}
-        self.meters = []
-        for unit, span_s, limit, word in rule.windows:
-            meter = known.get(word)
-            if meter is None:
-                meter = Meter(unit, span_s, limit, word)
-            meter.limit = limit
-            self.meters.append(meter)
-        self.stamp += 1
+STATE_WORDS: Final = ("up", "away", "settling")
 
 
 class Reservation:
@@ -224,7 +80,7 @@ class Reservation:
 
 
 class Exceeded:
-    """A request that no budget admits now. `retry_after_s` None: waiting does not help. `window`: its words."""
+    """A request that a budget does not admit. `retry_after_s` None: waiting does not help. `window`: its words."""
 
     __slots__ = ("budget", "detail", "retry_after_s", "window")
 
@@ -233,53 +89,6 @@ class Exceeded:
         self.window = window
         self.retry_after_s = retry_after_s
         self.detail = detail
-
-
-class Portion:
-    """What a draw says of one window: what it owes, gives back and wants."""
-
-    __slots__ = ("back", "back_at", "least", "meter", "must", "want")
-
-    def __init__(self, meter: Meter, must: int, back: int, back_at: float, want: int, least: int) -> None:
-        self.meter = meter
-        self.must = must
-        self.back = back
-        self.back_at = back_at
-        """Monotonic: none of it is younger."""
-        self.want = want
-        self.least = least
-
-
-class Draw:
-    """One budget's next words to the server."""
-
-    __slots__ = ("budget", "portions", "slots_limit", "slots_used", "slots_want")
-
-    def __init__(self, budget: Budget, portions: list[Portion], slots_limit: int, slots_used: int, slots_want: int):
-        self.budget = budget
-        self.portions = portions
-        self.slots_limit = slots_limit
-        self.slots_used = slots_used
-        self.slots_want = slots_want
-
-
-class Drawn:
-    """What the server answered. By window: `granted`, `used` (by all, afterwards), `wait_s` until what lacks fits.
-
-    `slots` are ours, `slots_in_use` all that are. `born_us`: when the server began to count this budget.
-    """
-
-    __slots__ = ("born_us", "granted", "slots", "slots_in_use", "used", "wait_s")
-
-    def __init__(
-        self, granted: list[int], used: list[int], wait_s: list[float], slots: int, slots_in_use: int, born_us: int
-    ) -> None:
-        self.granted = granted
-        self.used = used
-        self.wait_s = wait_s
-        self.slots = slots
-        self.slots_in_use = slots_in_use
-        self.born_us = born_us
 
 
 class _Tenant:
@@ -299,17 +108,19 @@ def _nobody() -> None:
 
 
 class Ledger:
-    """All budgets that are in use here."""
+    """All budgets that are in use here. `members`, a number of sidecars, is 1 or more."""
 
     __slots__ = (
         "_checks",
+        "_due",
         "_exact",
         "_generation",
         "_globs",
         "_losses",
         "_lost_at",
-        "_low",
         "_masks",
+        "_next_at",
+        "_order",
         "_recheck",
         "_rules",
         "_settling_until",
@@ -327,15 +138,18 @@ class Ledger:
         self.members = 1
         """How many sidecars there are, as last known."""
         self.wake: Callable[[], None] = _nobody
-        """Called when there is something to draw; never waits."""
+        """Called when `wants` has something sooner than `next_at` said; never waits."""
         self.counts: dict[str, Counts] = {}
         self._rules: list[Rule] = []
         self._exact: dict[str, int] = {}
         self._globs: list[Rule] = []
         self._generation = 0
         self._masks: dict[str, int] = {}
-        self._tenants: dict[str, _Tenant] = {}
-        self._low: dict[Budget, None] = {}
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._due: list[tuple[float, int, Budget]] = []
+        """A heap of what has something to draw, by when it may; `_order` keeps those of one moment apart."""
+        self._order = 0
+        self._next_at = inf
         self._checks: deque[tuple[float, Budget]] = deque()
         self._recheck: list[str] = []
         self._state = UP
@@ -367,11 +181,13 @@ class Ledger:
         self.any = len(self._rules) > 0
         self._masks = {}
         self._generation += 1
-        for _, budget in self._checks:  # what holds something gives it back, or knows its new limits
-            self._renew(budget)
+        # What holds something is looked at each second: it learns of it now, the others when they are used.
+        rules = {rule.name: rule for rule in self._rules}
+        for _, budget in self._checks:
+            self._renew(budget, rules)
 
     def fitting(self, tenant: str) -> list[Quota]:
-        """The quotas that would hold a tenant, in the policy's order."""
+        """The quotas that hold a tenant, in the policy's order."""
         mask = self._mask_of(tenant)
         return [rule.quota for rule in self._rules if rule.bit & mask]
 
@@ -380,11 +196,10 @@ class Ledger:
         tenants = self._tenants
         known = tenants.get(tenant)
         if known is None:
-            known = _Tenant()
             self._make_room()
+            known = tenants[tenant] = _Tenant()
         else:
-            del tenants[tenant]
-        tenants[tenant] = known
+            tenants.move_to_end(tenant)
         if known.generation != self._generation:
             self._refresh(tenant, known)
         if not known.mask:
@@ -396,37 +211,57 @@ class Ledger:
         found = known.by_mask.get(mask)
         return found if found is not None else self._find(tenant, known, mask)
 
+    # What operators see.
+
+    @property
+    def state(self) -> str:
+        """How it stands with the log: `up`, `away` or `settling`."""
+        return STATE_WORDS[self._state]
+
+    @property
+    def tenants(self) -> list[str]:
+        """Those that are known, the one seen last at the end."""
+        return list(self._tenants)
+
+    def known(self, tenant: str) -> list[Budget]:
+        """A tenant's budgets as they are, in the policy's order; looking changes nothing."""
+        known = self._tenants.get(tenant)
+        if known is None or known.generation != self._generation:
+            return []
+        return [known.budgets[rule.name] for rule in self._rules if rule.name in known.budgets]
+
     # The request's way.
 
     def reserve(self, budgets: tuple[Budget, ...], tokens: int, now: float) -> Reservation | Exceeded:
         """Hold `tokens` and one request of all of them, or of none."""
-        shadowed = False
+        left_out: list[Budget] | None = None
+        alone = self._state != UP and self._alone(now)
         for budget in budgets:
-            meter = self._lacking(budget, tokens, now)
-            if meter is None and self._has_slot(budget, now):
-                continue
+            if alone and self._state == AWAY and budget.rule.refuses_alone:
+                word, meter = LOG_AWAY, None
+            else:
+                meter = self._lacking(budget, tokens, now, alone)
+                if meter is not None:
+                    word = meter.word
+                elif budget.has_slot(now, self.members, alone):
+                    continue
+                else:
+                    word = CONCURRENCY
+            self._refuse(budget, word, meter, tokens, now)
             if budget.rule.enforced:
-                return self._exceeded(budget, meter, tokens, now)
-            self._refused(budget, meter, tokens)
-            shadowed = True
-        if shadowed:
-            budgets = tuple(
-                budget
-                for budget in budgets
-                if budget.rule.enforced or (self._lacking(budget, tokens, now) is None and self._has_slot(budget, now))
-            )
+                return self._exceeded(budget, word, meter, tokens, now, alone)
+            if left_out is None:
+                left_out = []
+            left_out.append(budget)
+        if left_out is not None:
+            budgets = tuple([budget for budget in budgets if budget not in left_out])
         for budget in budgets:
-            credit = self._take(budget, tokens, now)
-            budget.in_flight += 1
-            budget.requests += 1
-            budget.typical = max(float(tokens), 0.9 * budget.typical + 0.1 * tokens)
+            credit = budget.take(tokens, now)
             counts = budget.rule.counts
             counts.reserved_tokens += tokens
-            counts.credit_tokens += credit
-            if not budget.queued and not budget.drawing:
-                rule = budget.rule
-                if credit or (rule.slots and budget.in_flight >= budget.slots) or self._is_low(budget):
-                    self._queue(budget)
+            counts.credit_tokens += min(credit, tokens)
+            if not (budget.queued or budget.drawing) and (credit or budget.rule.slots or budget.low):
+                self._queue(budget)
         return Reservation(budgets, tokens, now)
 
     def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
@@ -434,25 +269,24 @@ class Ledger:
         if not reservation.open:
             return
         reservation.open = False
-        reserved = reservation.tokens
+        over = tokens - reservation.tokens
         for budget in reservation.budgets:
-            self._leave(budget)
+            budget.in_flight -= 1
             counts = budget.rule.counts
             counts.settled_tokens += tokens
-            if tokens < reserved:
+            if over:
+                budget.stamp += 1
                 for meter in budget.meters:
-                    if meter.unit == TOKENS:
-                        meter.give(reserved - tokens, reservation.at, now)
-            elif tokens > reserved:
-                more = tokens - reserved
-                counts.debt_tokens += more
-                budget.tokens += more
-                budget.used_at = now
-                for meter in budget.meters:
-                    if meter.unit == TOKENS:
-                        meter.take(more, now)
-            budget.stamp += 1
-            if not budget.queued and not budget.drawing and (tokens != reserved or budget.rule.slots):
+                    if meter.unit != TOKENS:
+                        continue
+                    if over < 0:
+                        meter.give(-over, reservation.at, now)
+                    else:
+                        meter.take(over, now)
+                if over > 0:
+                    counts.debt_tokens += over
+                    budget.used_at = now
+            if not (budget.queued or budget.drawing) and budget.has_words(self.members):
                 self._queue(budget)
 
     def cancel(self, reservation: Reservation, now: float) -> None:
@@ -478,7 +312,7 @@ class Ledger:
         lines = b""
         for unit in (REQUESTS, TOKENS):
             tightest: Meter | None = None
-            least = 0.0
+            least = 0
             for budget in budgets:
                 if not budget.rule.enforced:
                     continue
@@ -488,7 +322,7 @@ class Ledger:
                         if tightest is None or room < least:
                             tightest, least = meter, room
             if tightest is not None:
-                lines += _lines(tightest, int(max(0.0, least)), now)
+                lines += _lines(tightest, max(0, least), now)
         first.header = lines
         first.header_of = budgets
         first.header_stamp = stamp
@@ -498,22 +332,76 @@ class Ledger:
     # The loop's way.
 
     def next_at(self) -> float:
-        """When `wants` may have something that it has not now, though nothing happens; inf: never."""
-        return self._checks[0][0] if self._checks else float("inf")
+        """When `wants` may have something, if nothing happens before; inf: never. `wake` says if that comes sooner."""
+        at = inf
+        if self._state != AWAY:
+            if self._recheck:
+                at = 0.0
+            elif self._due:
+                at = self._due[0][0]
+            if self._checks:
+                at = min(at, self._checks[0][0])
+        self._next_at = at
+        return at
 
     def wants(self, now: float) -> list[Draw]:
-        """Up to `BATCH` draws that are due."""
-        return []
+        """Up to `BATCH` draws that are due; each ends in `drawn` or `undrawn`."""
+        draws: list[Draw] = []
+        if self._state == AWAY:
+            return draws
+        alone = self._alone(now)
+        self._look_again(now)
+        checks = self._checks
+        while checks and checks[0][0] <= now:
+            budget = checks.popleft()[1]
+            if budget.check(now):
+                checks.append((now + CHECK_S, budget))
+            if budget.asks or budget.has_words(self.members):
+                self._queue(budget)
+        due = self._due
+        while due and due[0][0] <= now and len(draws) < BATCH:
+            budget = heappop(due)[2]
+            budget.queued = False
+            # Until all have told what they used, nobody is granted anything.
+            draw = budget.draw(now, self.members, not alone)
+            if draw is not None:
+                draws.append(draw)
+        return draws
+
+    def leave(self, now: float) -> list[Draw]:
+        """Draws that give back all that is held, and tell all that is owed: this sidecar ends."""
+        draws: list[Draw] = []
+        if self._state == AWAY:
+            return draws
+        for budget in {budget: None for _, budget in [*self._checks, *[(0.0, each[2]) for each in self._due]]}:
+            budget.gone = True
+            draw = None if budget.drawing else budget.draw(now, self.members, False)
+            if draw is not None:
+                draws.append(draw)
+        return draws
 
     def drawn(self, draw: Draw, reply: Drawn, now: float) -> None:
         """The server answered a draw."""
+        budget = draw.budget
+        budget.rule.counts.draws += 1
+        in_vain = budget.answered(draw, reply, now)
+        budget.due_at = now + (ASK_S if in_vain else DRAW_S)
+        self._watch(budget, now)
+        if budget.has_words(self.members):
+            self._queue(budget)
 
     def undrawn(self, draw: Draw, now: float) -> None:
         """A draw failed, and may have been done all the same (rule 7)."""
+        budget = draw.budget
+        budget.rule.counts.draw_failures += 1
+        budget.unanswered(draw)
+        budget.due_at = now + ASK_S
+        self._watch(budget, now)
+        self._queue(budget)
 
     def went_away(self, members: int, now: float) -> None:
-        """The log cannot be reached (rule 6)."""
-        self.members = max(1, members)
+        """The log cannot be reached (rule 6); `members`: how many sidecars there were."""
+        self.members = members
         if self._state != AWAY:
             self._state = AWAY
             self._losses += 1
@@ -529,88 +417,96 @@ class Ledger:
 
     # Inside.
 
-    def _lacking(self, budget: Budget, tokens: int, now: float) -> Meter | None:
-        """The first window of a budget that does not admit a request; None: all do."""
-        state = self._state
-        if state == UP:
-            for meter in budget.meters:
-                if not meter.fits(tokens if meter.unit == TOKENS else 1, now, self.members):
-                    return meter
-            return None
-        if state == SETTLING and now >= self._settling_until:
+    def _alone(self, now: float) -> bool:
+        """Whether each counts for itself; after the log is back, until all have told what they used."""
+        if self._state == SETTLING and now >= self._settling_until and not self._recheck:
             self._state = UP
-            return self._lacking(budget, tokens, now)
+        return self._state != UP
+
+    def _lacking(self, budget: Budget, tokens: int, now: float, alone: bool) -> Meter | None:
+        """The first window of a budget that does not admit a request; None: all do."""
         for meter in budget.meters:
             amount = tokens if meter.unit == TOKENS else 1
-            if budget.rule.refuses_alone and state == AWAY:
-                return meter
-            if not meter.fits_alone(amount, now, self.members, self._losses, self._lost_at):
+            if alone:
+                if not meter.fits_alone(amount, now, self.members, self._losses, self._lost_at):
+                    return meter
+            elif not meter.fits(amount, now, self.members):
                 return meter
         return None
 
-    def _has_slot(self, budget: Budget, now: float) -> bool:
-        slots = budget.rule.slots
-        if not slots or budget.in_flight < budget.slots:
-            return True
-        if self._state != UP:
-            return budget.in_flight < max(1, slots // self.members)
-        return budget.in_flight == 0 or budget.in_flight < slots // self.members
-
-    def _take(self, budget: Budget, tokens: int, now: float) -> int:
-        most = 0
-        for meter in budget.meters:
-            if meter.unit == TOKENS:
-                most = max(most, meter.take(tokens, now))
-            else:
-                meter.take(1, now)
-        budget.tokens += tokens
-        budget.used_at = now
-        budget.stamp += 1
-        return most
-
-    def _is_low(self, budget: Budget) -> bool:
-        low = budget.low
-        return any(meter.unit == TOKENS and meter.held < low for meter in budget.meters)
-
-    def _leave(self, budget: Budget) -> None:
-        budget.in_flight -= 1
-
-    def _queue(self, budget: Budget) -> None:
-        """It has something to draw."""
-        if not budget.queued:
-            budget.queued = True
-            if not self._low:
-                self.wake()
-            self._low[budget] = None
-
-    def _refused(self, budget: Budget, meter: Meter | None, tokens: int) -> str:
-        word = "concurrency"
-        if meter is not None:
-            word = meter.word
-            amount = tokens if meter.unit == TOKENS else 1
-            meter.least = min(meter.least, amount) if meter.least else amount
-        else:
-            budget.slots_asked = True
+    def _refuse(self, budget: Budget, word: str, meter: Meter | None, tokens: int, now: float) -> None:
+        """Counts it, and sees that the server is asked for as much."""
         counts = budget.rule.counts
         refused = counts.refused if budget.rule.enforced else counts.shadow_refused
         refused[word] = refused.get(word, 0) + 1
         budget.refused += 1
+        budget.used_at = now
+        if meter is not None:
+            amount = tokens if meter.unit == TOKENS else 1
+            if amount > meter.limit:
+                return
+            meter.least = min(meter.least, amount) if meter.least else amount
+        elif word == CONCURRENCY:
+            budget.slots_asked = True
+        else:
+            return
         self._queue(budget)
-        return word
 
-    def _exceeded(self, budget: Budget, meter: Meter | None, tokens: int, now: float) -> Exceeded:
-        word = self._refused(budget, meter, tokens)
-        quota = budget.rule.name
+    def _exceeded(
+        self, budget: Budget, word: str, meter: Meter | None, tokens: int, now: float, alone: bool
+    ) -> Exceeded:
+        rule = budget.rule
+        part = ""
+        if alone and self.members > 1:
+            part = f"; until all sidecars agree again this one has one part in {self.members} of it"
+        if word == LOG_AWAY:
+            detail = f"quota {rule.name} admits nothing while the transaction log cannot be reached"
+            return Exceeded(budget, word, AWAY_RETRY_S, detail)
         if meter is None:
-            return Exceeded(budget, word, 1.0, f"quota {quota} admits {budget.rule.slots} requests at a time")
+            detail = f"quota {rule.name} admits {rule.slots} requests at a time{part}"
+            return Exceeded(budget, word, ASK_S, detail)
         amount = tokens if meter.unit == TOKENS else 1
         if amount > meter.limit:
-            detail = f"a request of {tokens} tokens is more than all of quota {quota}, {meter.limit} {meter.word}"
+            detail = f"a request of {tokens} tokens is more than quota {rule.name} has, {meter.limit} {meter.word}"
             return Exceeded(budget, word, None, detail)
-        left = max(0, int(meter.room(now)))
-        retry_s = max(ASK_S, meter.retry_at - now)
-        detail = f"quota {quota}: {meter.limit} {meter.word}, {left} left, {amount} wanted"
-        return Exceeded(budget, word, retry_s, detail)
+        if part:
+            detail = f"quota {rule.name}: {meter.limit} {meter.word}, {meter.own} used here, {amount} wanted{part}"
+            return Exceeded(budget, word, AWAY_RETRY_S, detail)
+        left = max(0, meter.room(now))
+        detail = f"quota {rule.name}: {meter.limit} {meter.word}, {left} left, {amount} wanted"
+        return Exceeded(budget, word, max(ASK_S, meter.retry_at - now), detail)
+
+    def _queue(self, budget: Budget) -> None:
+        """It has something to draw; again is harmless."""
+        if budget.queued or budget.drawing:
+            return
+        budget.queued = True
+        self._order += 1
+        heappush(self._due, (budget.due_at, self._order, budget))
+        if budget.due_at < self._next_at and self._state != AWAY:
+            self._next_at = budget.due_at
+            self.wake()
+
+    def _watch(self, budget: Budget, now: float) -> None:
+        """Look at it once a second, until it is idle."""
+        if not budget.checked:
+            budget.watched(now)
+            self._checks.append((now + CHECK_S, budget))
+
+    def _look_again(self, now: float) -> None:
+        """After a loss: whether the server has forgotten what was used here, of a slice of the tenants."""
+        for _ in range(min(BATCH, len(self._recheck))):
+            known = self._tenants.get(self._recheck.pop())
+            if known is None:
+                continue
+            for budget in known.budgets.values():
+                for meter in budget.meters:
+                    meter.advance(now)
+                    if meter.own or not meter.settled:
+                        budget.asks = True
+                if budget.asks or budget.in_flight:
+                    budget.asks = True
+                    self._queue(budget)
 
     def _mask_of(self, tenant: str) -> int:
         mask = self._exact.get(tenant, 0)
@@ -645,20 +541,21 @@ class Ledger:
         known.generation = self._generation
         known.mask = self._mask_of(tenant)
         known.by_mask = {}
+        rules = {rule.name: rule for rule in self._rules if rule.bit & known.mask}
         for name in list(known.budgets):
             budget = known.budgets[name]
-            self._renew(budget)
+            self._renew(budget, rules)
             if budget.gone:
                 del known.budgets[name]
 
-    def _renew(self, budget: Budget) -> None:
-        for rule in self._rules:
-            if rule.name == budget.rule.name and matches((rule.quota.tenant,), budget.tenant):
-                if rule is not budget.rule:
-                    budget.use(rule)
-                return
-        budget.gone = True
-        self._queue(budget)
+    def _renew(self, budget: Budget, rules: dict[str, Rule]) -> None:
+        """It has new limits, or is gone."""
+        rule = rules.get(budget.rule.name)
+        if rule is None or not matches((rule.quota.tenant,), budget.tenant):
+            budget.gone = True
+            self._queue(budget)
+        elif rule is not budget.rule:
+            budget.use(rule)
 
     def _make_room(self) -> None:
         """Forget who was seen least recently (rule 8)."""

@@ -1,0 +1,167 @@
+"""Token budgets on this sidecar: carries what `core.quota` wants and gives back to the log's server. No request waits.
+
+```
+a request reserves, settles -> the ledger's wake -> draws, many in one round trip -> replies -> slices for the next ones
+```
+
+A tenant that is busy here is asked for at most every 50 ms, and one round trip is made at a time, with whatever is due
+by then: however many tenants there are, the server hears of all of them in as few calls. A failed one tells the ledger
+that the log is away, before the log itself may have noticed; until the log says that it is there again, nothing is
+asked. Whoever ends gives back what it holds, or the others would have to do without it until the window is over.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from sidecar.core import quota as ledgers
+from sidecar.core.meter import REQUESTS
+from sidecar.core.quota import Ledger
+from sidecar.txlog.codec import budget_key
+from sidecar.txlog.log import State
+from sidecar.txlog.store import Call, Draw, Reply, StoreDown, Unit, Window, drawn
+
+AWAY_LOOK_S: Final = 0.05
+"""How often it is looked whether the log is back: a budget that is shared out is used too little meanwhile."""
+LOOK_S: Final = 0.25
+"""How often it is looked whether the log is there while nothing is to be asked."""
+LEAVE_S: Final = 0.25
+CRASHED_S: Final = 1.0
+
+
+class Say(Protocol):
+    """Logs an event; never waits, never raises."""
+
+    def __call__(self, level: str, event: str, **fields: Any) -> None: ...
+
+
+class Log(Protocol):
+    """`TransactionLog`, as far as budgets go."""
+
+    @property
+    def state(self) -> State: ...
+
+    async def ask(self, calls: list[Call]) -> list[Reply]: ...
+
+
+class Quotas:
+    """Draws for one ledger. `clock` gives monotonic seconds, `server_us` the log server's microseconds at one."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        log: Log,
+        *,
+        observer: str,
+        members: Callable[[], int],
+        clock: Callable[[], float],
+        server_us: Callable[[float], int],
+        say: Say,
+    ) -> None:
+        self.ledger = ledger
+        self._log = log
+        self._observer = observer
+        self._members = members
+        self._clock = clock
+        self._server_us = server_us
+        self._say = say
+        self._wake = asyncio.Event()
+        self._up = True
+        ledger.wake = self._wake.set
+
+    async def run(self) -> None:
+        """Draw whenever something is wanted, until cancelled; what is under way then counts as failed."""
+        while True:
+            try:
+                await self.turn()
+            except Exception as exc:  # noqa: BLE001 - requests go on by what is held and on credit
+                self._say("error", "quotas_crashed", exc_info=exc)
+                await asyncio.sleep(CRASHED_S)
+
+    async def turn(self) -> None:
+        """Ask once, or wait until something is to be asked, at most `LOOK_S`."""
+        ledger, now = self.ledger, self._clock()
+        if self._log.state is not State.UP:
+            self._up = False
+            ledger.went_away(self._members(), now)
+            await asyncio.sleep(AWAY_LOOK_S)
+            return
+        ledger.members = self._members()
+        if not self._up:
+            self._up = True
+            ledger.came_back(now)
+        self._wake.clear()
+        draws = ledger.wants(now)
+        if draws:
+            await self._ask(draws)
+            return
+        wait_s = ledger.next_at() - self._clock()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(LOOK_S, max(0.0, wait_s))):
+                await self._wake.wait()
+
+    async def leave(self) -> None:
+        """Give back all that is held, before the end: once, for at most `LEAVE_S`."""
+        if self._log.state is not State.UP:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                draws = self.ledger.leave(self._clock())
+                while draws:
+                    await self._ask(draws[: ledgers.BATCH])
+                    del draws[: ledgers.BATCH]
+
+    async def _ask(self, draws: list[ledgers.Draw]) -> None:
+        ledger = self.ledger
+        replies: list[Reply] = []
+        try:
+            replies = await self._log.ask([call_of(draw, self._observer, self._server_us) for draw in draws])
+        except StoreDown:
+            self._up = False
+            ledger.went_away(self._members(), self._clock())
+        finally:
+            now = self._clock()
+            for place, draw in enumerate(draws):
+                if place < len(replies) and replies[place].record:
+                    ledger.drawn(draw, drawn_of(replies[place]), now)
+                else:
+                    ledger.undrawn(draw, now)
+        await asyncio.sleep(0)  # a store in this process answers without waiting
+
+
+def call_of(draw: ledgers.Draw, observer: str, server_us: Callable[[float], int]) -> Draw:
+    """A draw in the server's words."""
+    return Draw(
+        key=budget_key(draw.budget.rule.name, draw.budget.tenant),
+        by=observer,
+        windows=tuple(
+            Window(
+                Unit.REQUESTS if portion.meter.unit == REQUESTS else Unit.TOKENS,
+                round(portion.meter.span_s * 1000),
+                portion.meter.limit,
+                must=portion.must,
+                want=portion.want,
+                give_back=portion.back,
+                least=portion.least,
+                give_back_us=server_us(portion.back_at) if portion.back else 0,
+            )
+            for portion in draw.portions
+        ),
+        slots_limit=draw.slots_limit,
+        slots_used=draw.slots_used,
+        slots_want=draw.slots_want,
+    )
+
+
+def drawn_of(reply: Reply) -> ledgers.Drawn:
+    """Its answer in the ledger's."""
+    told = drawn(reply)
+    return ledgers.Drawn(
+        [part.granted for part in told.parts],
+        [part.used for part in told.parts],
+        [part.ms / 1000 for part in told.parts],
+        told.slots,
+        told.slots_in_use,
+        told.born_us,
+    )

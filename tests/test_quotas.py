@@ -1,0 +1,271 @@
+"""Token budgets over several sidecars and a server a round trip away: what all of them admit together."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from sidecar.core.quota import Exceeded, Ledger, Reservation
+from sidecar.policy.schema import Quota
+from sidecar.quotas import Quotas
+from sidecar.txlog.local import LocalStore
+from sidecar.txlog.log import State
+from sidecar.txlog.store import Call, Reply, StoreDown
+from tests.quota_world import Sidecar, World, most_in_a_span
+
+LIMIT = 20_000
+MINUTE = Quota(name="q", tokens_per_minute=LIMIT)
+
+
+def loaded(world: World, load: float, seconds: float, *, mean: int = 300, seed: int = 1, parts: int = 0) -> None:
+    """A tenant asks all sidecars alike for `load` times the limit; `parts`: only the first so many."""
+    chance = random.Random(seed)
+    sidecars = world.sidecars[: parts or None]
+    gap_s = 60.0 * mean * len(sidecars) / (load * LIMIT)
+    for sidecar in sidecars:
+
+        def one(sidecar: Sidecar = sidecar) -> None:
+            world.ask(sidecar, "ann", chance.randint(mean // 2, mean * 3 // 2), None, chance.uniform(1.0, 10.0))
+
+        world.every(lambda: chance.expovariate(1.0 / gap_s), world.now + seconds, one)
+
+
+def used(world: World, after_s: float) -> int:
+    return sum(tokens for at, tokens in world.admitted if at >= 1000.0 + after_s)
+
+
+@pytest.mark.parametrize(
+    ("sidecars", "parts", "load", "mean"),
+    [
+        pytest.param(1, 0, 4.0, 60, id="one sidecar"),
+        pytest.param(10, 0, 4.0, 60, id="ten sidecars"),
+        pytest.param(10, 2, 4.0, 60, id="ten sidecars of which two have the tenant"),
+        pytest.param(10, 0, 20.0, 60, id="a flood"),
+        pytest.param(10, 0, 4.0, 600, id="requests of a thirtieth of the limit"),
+        pytest.param(30, 0, 4.0, 60, id="thirty sidecars"),
+    ],
+)
+def test_the_limit_is_used_and_not_exceeded_in_any_minute(sidecars: int, parts: int, load: float, mean: int) -> None:
+    world = World(sidecars, MINUTE)
+    loaded(world, load, 180.0, mean=mean, parts=parts)
+    world.run(180.0)
+    assert most_in_a_span(world.admitted) <= 1.01 * LIMIT
+    assert used(world, 60.0) >= (0.95 if mean == 60 else 0.8) * 2 * LIMIT
+
+
+def test_a_tenant_that_stays_within_its_limit_is_hardly_ever_refused() -> None:
+    world = World(10, MINUTE)
+    loaded(world, 0.7, 300.0, mean=60)
+    world.run(300.0)
+    assert len(world.refused) <= 0.01 * len(world.admitted)
+
+
+@pytest.mark.parametrize("forgot", [False, True], ids=["as it was", "and knows nothing"])
+def test_without_the_server_each_has_its_part_and_afterwards_all_have_the_whole(forgot: bool) -> None:
+    world = World(10, MINUTE)
+    loaded(world, 4.0, 300.0, mean=60)
+    world.clock.at(world.now + 80.0, world.lose)
+    world.clock.at(world.now + 150.0, world.find, forgot)
+    world.run(300.0)
+    assert most_in_a_span(world.admitted) <= 1.02 * LIMIT
+    away = sum(tokens for at, tokens in world.admitted if 1085.0 <= at < 1145.0)
+    assert 0.7 * LIMIT <= away <= 1.02 * LIMIT
+    assert used(world, 215.0) >= 0.95 * LIMIT
+
+
+def test_a_quota_may_refuse_all_while_the_server_is_away() -> None:
+    world = World(2, Quota(name="q", tokens_per_minute=LIMIT, when_log_away="refuse"))
+    world.lose()
+    world.run(0.1)
+    refused = world.ask(world.sidecars[0], "ann", 10)
+    assert isinstance(refused, Exceeded)
+    assert refused.detail == "quota q admits nothing while the transaction log cannot be reached"
+    assert refused.retry_after_s
+    world.find(forgot=True)
+    world.run(0.6)
+    assert isinstance(world.ask(world.sidecars[0], "ann", 10), Reservation)
+
+
+def test_what_was_held_and_not_used_is_everybodys_again_within_two_seconds() -> None:
+    world = World(2, MINUTE)
+    loaded(world, 4.0, 2.0, parts=1)
+    world.run(6.0)
+    holder = world.sidecars[0].ledger.known("ann")[0].meters[0]
+    world.run(2.0)
+    assert (holder.held, holder.spare, holder.debt) == (0, 0, 0)
+    world.run(10.0)
+    left = LIMIT - sum(tokens for _, tokens in world.admitted)
+    asked = 0
+    while asked < 50 and not isinstance(world.ask(world.sidecars[1], "ann", left), Reservation):
+        world.run(0.1)
+        asked += 1
+    assert asked < 50
+
+
+def test_one_request_per_sidecar_goes_before_anything_is_known() -> None:
+    world = World(10, Quota(name="q", tokens_per_minute=1000))
+    for sidecar in world.sidecars:
+        assert isinstance(world.ask(sidecar, "ann", 1000), Reservation)
+        assert isinstance(world.ask(sidecar, "ann", 1000), Exceeded)
+    world.run(1.0)
+    for sidecar in world.sidecars:
+        assert isinstance(world.ask(sidecar, "ann", 1), Exceeded)
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [Quota(name="q", requests_per_minute=100), Quota(name="q", requests_per_minute=100, tokens_per_day=10_000_000)],
+    ids=["of requests", "beside another window"],
+)
+def test_requests_are_counted_as_tokens_are(quota: Quota) -> None:
+    world = World(5, quota)
+    for _ in range(600):
+        world.ask(random.Random(world.now).choice(world.sidecars), "ann", 50, None, 0.5)
+        world.run(0.2)
+    assert most_in_a_span([(at, 1) for at, _ in world.admitted]) <= 101
+    assert len(world.admitted) >= 190
+
+
+def test_no_more_requests_are_under_way_than_may_be() -> None:
+    world = World(5, Quota(name="q", concurrency=10))
+    chance = random.Random(1)
+    most = 0
+    for _ in range(2000):
+        world.ask(chance.choice(world.sidecars), "ann", 10, None, 2.0)
+        world.run(0.02)
+        most = max(
+            most,
+            sum(sidecar.ledger.known("ann")[0].in_flight for sidecar in world.sidecars if sidecar.ledger.known("ann")),
+        )
+    assert 10 <= most <= 10 + 5  # one each on credit, at first
+    assert sum(budget.in_flight for budget in world.budgets("ann")) == 10
+    world.run(30.0)
+    assert [budget.slots for budget in world.budgets("ann")] == [0] * 5
+
+
+def test_a_sidecar_that_ends_gives_back_what_it_holds() -> None:
+    world = World(2, MINUTE)
+    first, second = world.sidecars
+    for _ in range(20):
+        world.ask(first, "ann", 900, 450, 0.1)
+        world.run(0.1)
+    world.run(0.1)
+    first.leave()
+    spent = sum(tokens for _, tokens in world.admitted)
+    world.run(2.0)
+    for _ in range(50):
+        world.ask(second, "ann", LIMIT - spent)
+        world.run(0.1)
+    assert world.admitted[-1][1] == LIMIT - spent
+
+
+class Log:
+    """A log that is this process's own store, until it is away."""
+
+    def __init__(self, clock: Any) -> None:
+        self.state = State.UP
+        self.asked: list[int] = []
+        self.store = LocalStore(lambda: int(clock() * 1e6))
+        self.down = False
+
+    async def ask(self, calls: list[Call]) -> list[Reply]:
+        self.asked.append(len(calls))
+        if self.down:
+            raise StoreDown("away", "it is away")
+        return await self.store.call(calls)
+
+
+class Said:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def __call__(self, level: str, event: str, **fields: Any) -> None:
+        self.events.append(event)
+
+
+def joined(*quotas: Quota) -> tuple[Quotas, Log, Ledger, list[float], Said]:
+    now = [1000.0]
+    log, ledger, said = Log(lambda: now[0]), Ledger(), Said()
+    ledger.use(quotas, now[0])
+    quotas_ = Quotas(
+        ledger,
+        log,
+        observer="pod-1",
+        members=lambda: 3,
+        clock=lambda: now[0],
+        server_us=lambda at: int(at * 1e6),
+        say=said,
+    )
+    return quotas_, log, ledger, now, said
+
+
+async def test_all_that_is_due_is_asked_in_one_round_trip() -> None:
+    loop, log, ledger, now, _ = joined(MINUTE)
+    for number in range(50):
+        ledger.reserve(ledger.budgets(f"tenant-{number}", "m"), 100, now[0])
+    await loop.turn()
+    assert log.asked == [50]
+    assert ledger.members == 3
+    (budget,) = ledger.known("tenant-7")
+    assert (budget.meters[0].debt, budget.meters[0].used) == (0, 100)
+
+
+async def test_a_failed_draw_tells_the_ledger_and_the_debt_is_told_when_the_log_is_back() -> None:
+    loop, log, ledger, now, _ = joined(MINUTE)
+    log.down = True
+    ledger.reserve(ledger.budgets("ann", "m"), 100, now[0])
+    await loop.turn()
+    assert ledger.state == "away"
+    (budget,) = ledger.known("ann")
+    assert (budget.meters[0].debt, budget.meters[0].told) == (100, 0)
+    log.down = False
+    now[0] += 1.0
+    await loop.turn()
+    await loop.turn()
+    assert (budget.meters[0].debt, budget.meters[0].used, ledger.state) == (0, 100, "settling")
+    now[0] += 1.1
+    assert isinstance(ledger.reserve(ledger.budgets("ann", "m"), 100, now[0]), Reservation)
+    assert ledger.state == "up"
+
+
+async def test_a_log_that_is_away_is_not_asked() -> None:
+    loop, log, ledger, now, _ = joined(MINUTE)
+    log.state = State.AWAY
+    ledger.reserve(ledger.budgets("ann", "m"), 100, now[0])
+    await loop.turn()
+    assert (log.asked, ledger.state) == ([], "away")
+    await loop.leave()
+    assert log.asked == []
+
+
+async def test_who_leaves_gives_back_what_it_holds() -> None:
+    loop, _, ledger, now, _ = joined(MINUTE)
+    budgets = ledger.budgets("ann", "m")
+    held = ledger.reserve(budgets, 900, now[0])
+    assert isinstance(held, Reservation)
+    await loop.turn()
+    ledger.settle(held, 100, now[0])
+    assert budgets[0].meters[0].held == 800
+    await loop.leave()
+    assert (budgets[0].meters[0].held, budgets[0].meters[0].used) == (0, 100)
+
+
+async def test_a_fault_in_a_turn_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, log, ledger, now, said = joined(MINUTE)
+    monkeypatch.setattr("sidecar.quotas.CRASHED_S", 0.0)
+
+    async def fault(calls: list[Call]) -> list[Reply]:
+        raise ValueError("a fault")
+
+    log.ask = fault  # type: ignore[method-assign]
+    ledger.reserve(ledger.budgets("ann", "m"), 100, now[0])
+    running = asyncio.ensure_future(loop.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert said.events[0] == "quotas_crashed"
+    (budget,) = ledger.known("ann")
+    assert budget.meters[0].debt == 100
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
