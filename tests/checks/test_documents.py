@@ -199,6 +199,18 @@ def test_the_documents_of_routing_name_metrics_that_there_are() -> None:
     assert len(named) >= 10 and named <= known
 
 
+def test_alerts_ask_for_metrics_and_labels_that_there_are() -> None:
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    said = {row[0]: {label.strip() for label in row[2].split(",")} for row in rows("operations.md", 4)}
+    known = set(re.findall(r"^# TYPE (\S+)", asyncio.run(_exposition(Metrics("1"))), re.MULTILINE))
+    asked = re.findall(r"(sidecar_[a-z_]*[a-z])(?![a-z_*])(?:\{([^}]*)\})?", text)
+    assert len(asked) > 100
+    for name, matchers in asked:
+        assert name in known, name
+        for label in re.findall(r"([a-z_]+)(?:=|!=|=~|!~)\"", matchers):
+            assert label in said[name], (name, label)
+
+
 def test_every_deadline_is_there_with_its_default() -> None:
     said = {row[0]: row[1] for row in rows("life-of-a-request.md", 5)}
     for field, seconds in (
