@@ -37,6 +37,7 @@ from sidecar.policy.load import single
 from sidecar.policy.schema import Service, Snapshot
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
+from sidecar.quotas import Quotas
 from sidecar.rollouts import Rollouts
 from sidecar.routes import Routes
 from sidecar.settings import Listen, Settings, UsageError
@@ -167,6 +168,7 @@ class Running:
         for transition in self.fleet.apply(routed, self.now(), made):
             self.recorder.transition(transition)
         self.routes.turn()
+        self.pipeline.ledger.use(snapshot.quotas, self.now())
         self.pipeline.policy_changed()
         self.metrics.policy_load(True)
         self.metrics.retain(self.fleet)
@@ -370,6 +372,17 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                     logbook.on_summary = zones.heard
                     beside.append(tasks.create_task(zones.run()))
                     if settings.relay:
+                        quotas = Quotas(
+                            running.pipeline.ledger,
+                            logbook.log,
+                            observer=replica.observer,
+                            members=lambda: replica.members,
+                            clock=loop.time,
+                            server_us=replica.server.now_us,
+                            say=logbook.say,
+                        )
+                        stack.push_async_callback(quotas.leave)
+                        stack.callback(tasks.create_task(quotas.run()).cancel)
                         running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
                         stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
@@ -556,6 +569,7 @@ def _watch_gauges(running: Running) -> None:
     metrics = running.metrics
     metrics.watch_fleet(running.fleet, running.now)
     metrics.watch_desk(running.routes)
+    metrics.watch_ledger(running.pipeline.ledger)
     metrics.watch("requests_in_flight", lambda: running.pipeline.live)
     metrics.watch("downstream_connections", lambda: running.listener.connections)
     metrics.watch("downstream_rejected", lambda: running.listener.rejected)

@@ -102,7 +102,8 @@ class Quotas:
                 await self._wake.wait()
 
     async def leave(self) -> None:
-        """Give back all that is held, before the end: once, for at most `LEAVE_S`."""
+        """Give back all that is held, before the end: once, for at most `LEAVE_S`. `run` has been cancelled."""
+        await asyncio.sleep(0)  # what it had under way has failed by now
         if self._log.state is not State.UP:
             return
         with contextlib.suppress(TimeoutError):
