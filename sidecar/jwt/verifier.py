@@ -328,6 +328,8 @@ class TokenVerifier:
             while self._ready:
                 waiter = self._ready.popleft()
                 if waiter in self._woken:
+                    if not self._issuers:
+                        self._woken.discard(waiter)  # nobody verifies any more, so it will not ask again
                     waiter.woken()
         finally:
             if self._ready:

@@ -598,7 +598,7 @@ async def test_a_policy_that_changes_wakes_who_waits() -> None:
         assert made.ask(bearer(token()), asker=asker) is None
         assert made.verifier.use(Jwt()) is None
         made.clock.advance(0.0)
-        assert asker.woken_times == 1 and made.verifier.waiting == 0
+        assert asker.woken_times == 1 and made.verifier.waiting == 0 and not made.verifier._woken
 
 
 async def test_stopping_ends_every_reading() -> None:
