@@ -28,8 +28,10 @@ from sidecar.admin.ready import readiness
 from sidecar.control.door import Door
 from sidecar.core.breaker import Action, Scope
 from sidecar.core.fleet import Fleet
+from sidecar.core.quota import Ledger
 from sidecar.downstream.listener import Listener
 from sidecar.hot_updates import HotUpdates
+from sidecar.jwt.verifier import TokenVerifier
 from sidecar.kernel.ids import ServiceName
 from sidecar.logbook import Logbook
 from sidecar.policy.errors import PolicyErrors
@@ -100,6 +102,7 @@ class Running:
         self.admin_port: int | None = None
         self.pipeline: Pipeline
         self.templates: Templates
+        self.verifier: TokenVerifier
         self.listener: Listener
         self.zones: Zones
         self.watcher: PolicyWatcher | None = None
@@ -133,6 +136,11 @@ class Running:
             self.recorder.transition(transition)
         self.logbook.order(scope, key, action, by, for_s)
         return True
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The token budgets, as operators look into them."""
+        return self.pipeline.ledger if self.relays else None
 
     @property
     def control(self) -> ControlView | None:
@@ -175,6 +183,7 @@ class Running:
         services = self.fleet.services.values()
         self.pool.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
         self.templates.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
+        self.pipeline.verifier = self.verifier.use(snapshot.identity.jwt)
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
         for service in self.fleet.services.values() if self.relays else ():
@@ -267,7 +276,8 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
         say=logbook.say,
     )
     templates = Templates(time.time, logbook.say)
-    first = templates.read(first)
+    verifier = TokenVerifier(loop, random.random, logbook.say)
+    first = verifier.read(templates.read(first))
     failure: BaseException | None = None
     # A TaskGroup wraps what its body raises into a group; the caller shall get it as it was.
     with logs:
@@ -290,6 +300,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 running.pipeline, tls=tls, trusted=settings.trusted, max_connections=settings.max_connections
             )
             running.templates = templates
+            running.verifier = verifier
             running.relays = settings.relay
             running.shares_salts = bool(settings.cache_salt_key)
             if settings.redis_note:
@@ -312,6 +323,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             ]
             if settings.relay:
                 beside.append(tasks.create_task(load.run()))
+                beside.append(tasks.create_task(verifier.run(partial(ask, pool))))
             if path is not None:
                 running.watcher = PolicyWatcher(
                     path,
@@ -319,7 +331,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                     running.apply,
                     running.refuse,
                     upstreams=settings.upstreams,
-                    prepare=templates.read,
+                    prepare=lambda read: verifier.read(templates.read(read)),
                 )
                 beside.append(tasks.create_task(running.watcher.run()))
             try:
