@@ -11,14 +11,14 @@ and gives back tickets; whoever holds them calls nothing of it from inside.
 3. Starvation is bounded: while the oldest request of some class is overdue (it has waited for its SLA, or half its
    longest wait if that is sooner), one in every ceil(1 / `reserve`) turns goes to the class whose oldest is overdue
    longest. So a class gets at least that part of the turns, once the requests that were overdue before its own had
-   theirs, however many of a higher one wait.
+   theirs, however many of a higher one wait; and who had such a turn is not evicted.
 4. A full queue turns away the newest, but not the humblest first come: a request of a higher class takes the place of
    one of the lowest class that waits, and within a class the tenant that has most waiting gives way to one that has
    fewer. A flood fills the queue with its own, and is refused its own.
 5. A class that is not preemptible is in its warning zone when its oldest request has waited so long that, with the
    time its first tokens usually take, `warning_ratio` of the SLA will be gone. Then preemptible ones get no turn beside
-   it, and if nothing is free, as many of those that run and have not spoken are told to go, of the lowest priority
-   first and the newest first. They run until they leave.
+   it, and if nothing is free, as many of those that run and have not spoken are told to go: of the lowest priority
+   first, of the tenant that runs most, and its newest. They run until they leave.
 6. Waiting ends with `max_wait`; with `late: reject` also where the SLA cannot be met any more.
 7. Where nobody can serve at all (breakers, no endpoint) nobody waits: each goes on and hears why. An endpoint that said
    it is full is waited for if it wants to be left alone for no longer than `HOLD_S`.
@@ -56,6 +56,7 @@ from sidecar.policy.schema import DEFAULT_CLASS, Admission
 MAX_TENANTS: Final = 100_000  # remembered while they are idle
 MAX_LANES: Final = 256  # remembered while nobody waits or runs in them
 MAX_TOLD: Final = 64  # turned away in one call: the event loop has other things to do as well
+CANDIDATES: Final = 256  # of the newest that run, those who are looked at when some have to go
 POLL_S: Final = 0.05  # room comes back without a word, too: a limit grows, a breaker closes
 HOLD_S: Final = 5.0  # a Retry-After that ends within it is waited for
 RETRY_LEAST_S: Final = 1.0
@@ -230,15 +231,16 @@ class Gate:
         self._number += 1
         ticket.number = self._number
         ticket.queued_at = now
-        room = pool.has_room(now) or _nobody_can(pool, now)
+        room = pool.has_room(now)
+        in_vain = not room and _nobody_can(pool, now)
         if self.mode == "shadow":
-            if room:
+            if room or in_vain:
                 while lane.queued:
                     self._give(lane, now)
             else:
                 self._play(ticket, group, share, now)
                 return True
-        if room and not lane.queued:
+        if in_vain or (room and not lane.queued):
             self._start(ticket, group, share, now)
             return True
         verdict = self._queue(ticket, group, share, now)
@@ -341,10 +343,12 @@ class Gate:
 
     def due(self, now: float) -> float:
         """When to ask `take` and `turned_away` again though nothing happens, in monotonic seconds; inf: no need."""
-        if self._stirred or self._shed or self._owed:
+        if self._shed:
             return now
         if not self.queued:
             return inf
+        if self._stirred or self._owed:
+            return now
         at = now + POLL_S
         for lane in self._busy:
             for group in lane.groups:
@@ -367,6 +371,7 @@ class Gate:
                 ticket.state = LEFT
                 left.append(ticket)
         self._busy.clear()
+        left.extend([ticket for ticket, _ in self._shed if ticket.state == OUT])  # not told yet: they wait still
         self._shed.clear()
         self.queued = 0
         left.sort(key=_number)
@@ -435,6 +440,9 @@ class Gate:
         share = ticket.share
         assert share is not None
         self._start(ticket, group, share, now)
+        if overdue is group:
+            # Its turn was owed: evicted, it would starve with turns instead of without.
+            group.standing.evictable.pop(ticket.number, None)
 
     def _next(self, lanes: list[Lane], now: float) -> Group:
         """The class whose turn it is, of those that wait in `lanes`: somebody does in each."""
@@ -624,17 +632,11 @@ class Gate:
         for standing in reversed(self._standings):
             if wanted <= 0:
                 return
-            if not standing.qos.preemptible:
-                continue
-            victims: list[Ticket] = []
-            for running in reversed(standing.evictable.values()):
-                if _runs_in(running, lane):
-                    victims.append(running)
-                    if len(victims) >= wanted:
-                        break
-            wanted -= len(victims)
-            for victim in victims:
-                self._tell_to_go(standing, victim, lane, told, now)
+            if standing.qos.preemptible and standing.evictable:
+                victims = _victims(standing, lane, wanted)
+                wanted -= len(victims)
+                for victim in victims:
+                    self._tell_to_go(standing, victim, lane, told, now)
 
     def _tell_to_go(
         self, standing: Standing, victim: Ticket, lane: Lane, told: list[tuple[Ticket, TurnedAway]], now: float
@@ -838,6 +840,32 @@ def _runs_in(ticket: Ticket, lane: Lane) -> bool:
     if node is not None:
         return lane.pool.has(node)
     return share is not None and share.group.lane is lane
+
+
+def _victims(standing: Standing, lane: Lane, wanted: int) -> list[Ticket]:
+    """Who of a class is to make room: of the tenant that runs most, for its weight, the newest; up to so many."""
+    candidates: list[Ticket] = []
+    for running in reversed(standing.evictable.values()):
+        if _runs_in(running, lane):
+            candidates.append(running)
+            if len(candidates) >= CANDIDATES:
+                break
+    victims: list[Ticket] = []
+    told: dict[Share, int] = {}
+    while candidates and len(victims) < wanted:
+        found, most = 0, -1.0
+        for place, running in enumerate(candidates):
+            share = running.share
+            if share is not None:
+                runs = (share.running - told.get(share, 0)) / share.weight
+                if runs > most:
+                    found, most = place, runs
+        victim = candidates.pop(found)
+        victims.append(victim)
+        share = victim.share
+        if share is not None:
+            told[share] = told.get(share, 0) + 1
+    return victims
 
 
 def _emptied(lane: Lane) -> list[Ticket]:

@@ -134,7 +134,7 @@ class Limiter:
             self._forget()
         used = peak >= USED * self.limit
         if waiting > 0 or (judged and over > self._edge):
-            if in_flight <= self.limit:  # else the last cut is still to be felt
+            if in_flight < self.limit + 1.0:  # else the last cut is still to be felt
                 least = exp(self._edge - over) if judged else 1.0
                 self._cut(min(LEAST_CUT, max(CUT, least)) * min(self.limit, peak / USED), now)
         elif judged:

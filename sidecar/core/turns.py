@@ -236,7 +236,7 @@ class Group:
         if last is None:
             self.offer(share)
         self._entries += 1
-        share.length = self._entries
+        share.length = -self._entries  # of those with as many, whose last came last
         heappush(self._longest, (-share.queued / share.weight, share.length, share))
         if len(self._longest) > 2 * self.waiting + SLACK:
             self._longest = [entry for entry in self._longest if entry[1] == entry[2].length and entry[2].queued]

@@ -1,0 +1,1025 @@
+"""The gate: who runs, who waits, who is told to come back, and who has to go."""
+
+import math
+from collections import Counter
+from typing import Literal
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
+
+from sidecar.core.admit import (
+    EVICTED_RETRY_S,
+    HOLD_S,
+    MAX_LANES,
+    MAX_TENANTS,
+    MAX_TOLD,
+    POLL_S,
+    Ticket,
+    TurnedAway,
+)
+from sidecar.core.classes import Classes
+from sidecar.core.turns import EVICTED, LEFT, OUT, QUEUED, RUNNING
+from sidecar.kernel.errors import Reason
+from sidecar.kernel.ids import VersionName
+from sidecar.policy.schema import Admission, QosPolicy, Seconds
+from tests.core.build import trip
+from tests.core.gates import BATCH, POLICIES, TEXT, VOICE, World
+
+GateMode = Literal["enforce", "shadow"]
+
+
+def full(world: World, qos: str = "text", tenant: str = "first") -> list[Ticket]:
+    """As many as run at once."""
+    running = []
+    for _ in range(sum(int(node.limit) for node in world.nodes)):
+        ticket = world.ticket(qos, tenant)
+        assert world.enter(ticket) is True
+        running.append(ticket)
+    return running
+
+
+def names(tickets: list[Ticket]) -> list[str]:
+    return [ticket.qos.name for ticket in tickets]
+
+
+def reason(verdict: TurnedAway | bool) -> Reason:
+    assert isinstance(verdict, TurnedAway), verdict
+    return verdict.reason
+
+
+# Room.
+
+
+def test_with_room_everybody_runs_at_once() -> None:
+    world = World(2, 1)
+    running = full(world)
+    assert [ticket.state for ticket in running] == [RUNNING] * 3 and world.gate.running == 3
+    assert world.enter(world.ticket("voice")) is False and world.gate.queued == 1
+    world.leave(running[0])
+    assert len(world.turns()) == 1 and world.gate.queued == 0
+
+
+def test_without_limits_nobody_waits() -> None:
+    world = World(1)
+    world.nodes[0].limit = math.inf
+    assert all(world.enter(world.ticket("batch")) is True for _ in range(1000))
+    assert world.gate.due(world.now) == math.inf
+
+
+def test_room_that_is_there_is_for_those_who_wait_already() -> None:
+    world = World(1)
+    full(world)
+    batch = world.come("batch")
+    world.nodes[0].limit = 2
+    assert world.enter(world.ticket("batch", "b")) is False
+    assert world.gate.due(world.now) == world.now
+    assert world.turns() == [batch]
+
+
+def test_leaving_again_is_harmless() -> None:
+    world = World(1)
+    running, waits = full(world), world.come("voice")
+    for ticket in (running[0], waits):
+        for _ in range(3):
+            world.gate.leave(ticket, 10, world.now)
+    world.gate.leave(world.ticket("text"), 10, world.now)
+    assert (world.gate.queued, world.gate.running) == (0, 0)
+
+
+def test_who_leaves_while_it_waits_gets_no_turn() -> None:
+    world = World(1)
+    running = full(world)
+    waiting = [world.come("text") for _ in range(3)]
+    for ticket in (waiting[1], waiting[0]):
+        world.leave(ticket)
+    world.leave(running[0])
+    assert world.turns() == [waiting[2]]
+
+
+def test_where_nobody_can_serve_nobody_waits() -> None:
+    world = World(1)
+    running = full(world)
+    waiting = world.come("text")
+    trip(world.nodes[0].breaker, world.now)
+    assert world.enter(world.ticket("text")) is True
+    assert world.turns() == [waiting]
+    assert running[0].state == RUNNING
+
+
+def test_a_model_that_nobody_has_does_not_wait_for_room() -> None:
+    world = World(1, models=(("m",),))
+    full(world)
+    assert world.enter(world.ticket("text", model="other")) is True
+    assert world.enter(world.ticket("text")) is False
+
+
+@pytest.mark.parametrize(("wait_s", "waits"), [(1.0, True), (HOLD_S, True), (HOLD_S + 1.0, False)])
+def test_an_endpoint_that_asked_to_be_left_alone_is_waited_for_if_not_too_long(wait_s: float, waits: bool) -> None:
+    world = World(4)
+    world.nodes[0].overload_until = world.now + wait_s
+    assert world.enter(world.ticket("text")) is not waits
+    if waits:
+        assert world.turns() == []
+        world.now += wait_s
+        assert len(world.turns()) == 1
+
+
+def test_a_probe_that_is_due_is_room_for_one() -> None:
+    world = World(1)
+    running = full(world)
+    waiting = [world.come("text") for _ in range(2)]
+    breaker = world.nodes[0].breaker
+    trip(breaker, world.now)
+    world.now = breaker.probe_at(world.now)
+    first = world.gate.take(world.service.pool, world.now)
+    assert first is waiting[0]
+    permit = breaker.acquire(world.now)  # the probe is lent: nobody can serve, and who waits hears so
+    assert world.turns() == [waiting[1]]
+    assert permit is not None and running[0].state == RUNNING
+
+
+# Classes.
+
+
+def test_the_higher_priority_goes_first_and_one_class_in_order() -> None:
+    world = World(1)
+    running = full(world)
+    come = [world.come(name) for name in ("batch", "text", "voice", "batch", "voice", "text")]
+    order = [world.serve(running)[0] for _ in come]
+    assert order == [come[index] for index in (2, 4, 1, 5, 0, 3)]
+
+
+def test_classes_of_one_priority_share_by_weight_in_tokens() -> None:
+    policies = (
+        replace(TEXT, weight=3.0),
+        QosPolicy(name="other", latency_sla_ms=60_000, priority=5, max_wait_s=Seconds(3600)),
+    )
+    policies = (replace(policies[0], latency_sla_ms=60_000, max_wait_s=Seconds(3600)), policies[1])
+    world = World(1, policies=policies, admission=Admission(queue=2000))
+    running = full(world)
+    for _ in range(400):
+        world.come("text", tokens=200)
+        world.come("other", tokens=100)
+    tokens: Counter[str] = Counter()
+    for _ in range(300):
+        (given,) = world.serve(running)
+        tokens[given.qos.name] += given.tokens
+    assert tokens["text"] / tokens["other"] == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_class_that_comes_back_has_saved_nothing_up() -> None:
+    policies = (replace(TEXT, latency_sla_ms=60_000), QosPolicy(name="other", latency_sla_ms=60_000, priority=5))
+    world = World(1, policies=policies)
+    running = full(world)
+    for _ in range(100):
+        world.come("text")
+    for _ in range(50):
+        world.serve(running)
+    for _ in range(50):
+        world.come("other")
+    given = names([world.serve(running)[0] for _ in range(20)])
+    assert 9 <= given.count("other") <= 11
+
+
+# Tenants.
+
+
+def jain(shares: list[float]) -> float:
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+@pytest.mark.parametrize("error", [1.0, 0.2, 5.0], ids=["right", "guessed-too-high", "guessed-too-low"])
+def test_tenants_of_a_class_share_its_tokens_by_their_weights(error: float) -> None:
+    sizes = {"a": 10, "b": 100, "c": 1000, "d": 350, "e": 35}
+    weights = {"d": 2.0, "e": 0.5}
+    admission = Admission(queue=100_000, tenant_weights=weights)
+    policy = QosPolicy(name="text", latency_sla_ms=3_600_000, max_wait_s=Seconds(3600))
+    world = World(4, policies=(policy,), admission=admission)
+    running = full(world)
+    used: Counter[str] = Counter()
+    for tenant in sizes:
+        for _ in range(3):
+            world.come("text", tenant, int(sizes[tenant] * error))
+    left = 0
+    while sum(used.values()) < 600_000:
+        before = running[0]
+        tokens = sizes.get(before.tenant, 100)
+        used[before.tenant] += tokens
+        for given in world.serve(running, tokens):
+            world.come("text", given.tenant, int(sizes[given.tenant] * error))
+        left += 1
+    shares = [used[tenant] / weights.get(tenant, 1.0) for tenant in sizes]
+    assert jain(shares) >= 0.98, shares
+
+
+def test_a_small_tenant_gets_all_that_it_asks_for_beside_a_flood() -> None:
+    world = World(4, admission=Admission(queue=5000))
+    running = full(world, tenant="flood")
+    waits: list[int] = []
+    for round_ in range(400):
+        for _ in range(10):
+            world.come("text", "flood", 1000)
+        if round_ % 10 == 0:
+            world.come("text", "small", 200)
+            waited = 0
+            while not any(ticket.tenant == "small" for ticket in world.serve(running)):
+                waited += 1
+            waits.append(waited)
+        else:
+            world.serve(running)
+    assert max(waits) <= 1, waits
+
+
+def test_who_was_served_while_there_was_enough_owes_nothing() -> None:
+    world = World(2)
+    for _ in range(100):
+        ticket = world.ticket("text", "busy", 100)
+        assert world.enter(ticket) is True
+        world.leave(ticket)
+    running = full(world, tenant="x")
+    for _ in range(10):
+        world.come("text", "busy", 100)
+        world.come("text", "new", 100)
+    given = [world.serve(running)[0].tenant for _ in range(10)]
+    assert 4 <= given.count("busy") <= 6, given
+
+
+def test_what_was_used_replaces_the_estimate() -> None:
+    world = World(2)
+    running = [world.come("text", "liar", 10), world.come("text", "honest", 1000)]
+    for _ in range(6):
+        world.come("text", "liar", 10)
+        world.come("text", "honest", 1000)
+    world.leave(running[0], 10_000)
+    (given,) = world.turns()
+    assert given.tenant == "honest"
+    world.leave(running[1], 1000)
+    assert [ticket.tenant for ticket in world.turns()] == ["honest"]
+
+
+def test_a_refund_counts_for_requests_that_wait_already() -> None:
+    world = World(2)
+    refunded = world.come("text", "a", 100_000)
+    other = world.come("text", "b", 100)
+    waiting = [world.come("text", "a", 100), world.come("text", "b", 100), world.come("text", "b", 100)]
+    world.leave(refunded, 0)
+    assert world.turns() == [waiting[0]]
+    world.leave(other)
+    assert world.turns() == [waiting[1]]
+
+
+# Starvation.
+
+
+@pytest.mark.parametrize("reserve", [0.05, 0.1, 0.3, 0.5])
+def test_the_lowest_class_gets_its_reserve_however_many_of_a_higher_one_wait(reserve: float) -> None:
+    world = World(1, admission=Admission(reserve=reserve, queue=10_000))
+    running = full(world)
+    for _ in range(30):
+        world.come("batch")
+    world.now += BATCH.latency_sla_ms / 1000 + 0.01
+    gaps, since = [], 0
+    for _ in range(300):
+        world.come("voice", "v")
+        (given,) = world.serve(running)
+        since += 1
+        if given.qos.name == "batch":
+            gaps.append(since)
+            since = 0
+        if len(gaps) == 30:
+            break
+    assert max(gaps) <= math.ceil(1 / reserve) and len(gaps) > 5
+
+
+def test_without_a_reserve_priority_is_strict() -> None:
+    world = World(1, admission=Admission(reserve=0.0, queue=10_000))
+    running = full(world)
+    world.come("batch")
+    world.now += 20.0
+    for _ in range(200):
+        world.come("voice", "v")
+        assert names(world.serve(running)) == ["voice"]
+
+
+def test_a_class_without_a_promise_is_overdue_after_half_of_its_longest_wait() -> None:
+    world = World(1, admission=Admission(reserve=0.5))
+    running = full(world)
+    world.come("default")
+    world.now += 14.0
+    for overdue in (False, True):
+        given: list[str] = []
+        for _ in range(4):
+            world.come("voice", "v")
+            given += names(world.serve(running))
+        assert ("default" in given) is overdue
+        world.now += 1.5
+
+
+# A full queue.
+
+
+def test_a_full_queue_says_no_and_when_to_come_back() -> None:
+    world = World(1, admission=Admission(queue=3))
+    running = full(world)
+    for _ in range(3):
+        world.come("text", "a")
+    verdict = world.enter(world.ticket("text", "a"))
+    assert reason(verdict) is Reason.OVERLOADED and isinstance(verdict, TurnedAway)
+    assert verdict.retry_after_s >= 1.0 and world.gate.queued == 3
+    assert world.gate.view(world.now).classes[1].overloaded == 1
+    world.leave(running[0])
+    assert len(world.turns()) == 1
+
+
+def test_without_a_queue_who_finds_no_room_is_refused() -> None:
+    world = World(1, admission=Admission(queue=0))
+    full(world)
+    assert reason(world.enter(world.ticket("voice"))) is Reason.OVERLOADED
+
+
+def test_a_voice_takes_the_place_of_the_newest_batch() -> None:
+    world = World(1, admission=Admission(queue=3))
+    full(world)
+    waiting = [world.come("text"), world.come("batch"), world.come("batch")]
+    voice = world.ticket("voice", "v")
+    assert world.enter(voice) is False
+    ((shed, away),) = world.away()
+    assert shed is waiting[2] and away.reason is Reason.OVERLOADED and world.gate.queued == 3
+    assert reason(world.enter(world.ticket("batch", "z"))) is Reason.OVERLOADED
+
+
+def test_a_flood_fills_the_queue_with_its_own() -> None:
+    world = World(1, admission=Admission(queue=10))
+    full(world)
+    flood = [world.come("text", "flood") for _ in range(10)]
+    assert world.enter(world.ticket("text", "small")) is False
+    assert [ticket for ticket, _ in world.away()] == [flood[9]]
+    assert reason(world.enter(world.ticket("text", "flood"))) is Reason.OVERLOADED
+    for _ in range(4):
+        assert world.enter(world.ticket("text", "small")) is False
+    assert reason(world.enter(world.ticket("text", "small"))) is Reason.OVERLOADED
+
+
+def test_who_left_before_it_was_told_is_not_told() -> None:
+    world = World(1, admission=Admission(queue=1))
+    full(world)
+    batch = world.come("batch")
+    world.come("voice")
+    assert batch.state == OUT
+    world.leave(batch)
+    assert world.away() == [] and batch.state == LEFT
+
+
+def test_the_time_to_come_back_follows_the_queue_and_the_pace() -> None:
+    world = World(4, admission=Admission(queue=50), policies=(replace(TEXT, max_wait_s=Seconds(600)),))
+    running = full(world)
+    for _ in range(50):
+        world.come("text")
+    for _ in range(40):  # ten leave in a second
+        world.now += 0.1
+        world.serve(running)
+        world.come("text")
+    verdict = world.enter(world.ticket("text"))
+    assert isinstance(verdict, TurnedAway) and verdict.retry_after_s == pytest.approx(5.0, abs=1.0)
+
+
+# Deadlines.
+
+
+def test_waiting_ends_with_the_longest_wait() -> None:
+    world = World(1)
+    full(world)
+    waiting = [world.come("text"), world.come("text")]
+    ends_at = world.now + 30.0
+    assert world.turns() == []
+    assert world.gate.due(world.now + 29.99) == pytest.approx(ends_at)
+    world.now = ends_at
+    assert [(ticket, away.reason) for ticket, away in world.away()] == [
+        (ticket, Reason.QUEUE_TIMEOUT) for ticket in waiting
+    ]
+    assert world.gate.queued == 0 and world.gate.due(world.now) == math.inf
+
+
+def test_many_are_turned_away_a_part_at_a_time() -> None:
+    world = World(1, admission=Admission(queue=1000))
+    full(world)
+    waiting = [world.come("text") for _ in range(3 * MAX_TOLD + 1)]
+    world.now += 31.0
+    told: list[Ticket] = []
+    while world.gate.due(world.now) == world.now:
+        part = world.away()
+        assert 0 < len(part) <= MAX_TOLD
+        told += [ticket for ticket, _ in part]
+    assert told == waiting
+
+
+LATE = QosPolicy(name="late", latency_sla_ms=1000, priority=5, late="reject")
+
+
+def test_who_can_no_longer_be_in_time_is_refused_while_it_waits() -> None:
+    world = World(1, policies=(LATE,))
+    running = full(world, "late")
+    world.now += 0.3
+    world.gate.spoke(running[0], world.now)  # so a first token takes 0.3 s
+    waits = world.come("late")
+    world.now += 0.65
+    assert world.away() == []
+    world.now += 0.15
+    ((ticket, away),) = world.away()
+    assert ticket is waits and away.reason is Reason.QUEUE_TIMEOUT
+
+
+def test_a_turn_is_not_given_to_who_can_no_longer_be_in_time() -> None:
+    world = World(1, policies=(LATE,))
+    running = full(world, "late")
+    world.come("late")
+    world.now += 1.0
+    in_time = world.come("late")
+    world.leave(running[0])
+    assert world.turns() == [in_time]
+    assert [away.reason for _, away in world.away()] == [Reason.QUEUE_TIMEOUT]
+
+
+def test_who_would_be_late_by_the_pace_is_refused_at_once() -> None:
+    world = World(1, policies=(LATE,))
+    running = full(world, "late")
+    for _ in range(10):  # four leave in a second
+        world.come("late", "a")
+        world.come("late", "b")
+        world.now += 0.25
+        world.serve(running)
+    for _ in range(3):
+        world.come("late", "a")
+    assert reason(world.enter(world.ticket("late", "a"))) is Reason.OVERLOADED
+    assert world.enter(world.ticket("late", "new")) is False  # before it only one of each tenant
+
+
+def test_a_class_that_is_always_late_still_runs_where_there_is_room() -> None:
+    world = World(1, policies=(LATE,))
+    for _ in range(20):
+        ticket = world.ticket("late")
+        assert world.enter(ticket) is True
+        world.now += 5.0
+        world.gate.spoke(ticket, world.now)
+        world.leave(ticket)
+    assert world.gate.view(world.now).classes[0].missed == 20
+
+
+# Eviction.
+
+
+def test_a_voice_in_its_warning_zone_evicts_the_newest_batch() -> None:
+    world = World(2, 1)
+    running = full(world, "batch")
+    voice = world.come("voice", "v")
+    assert world.away() == [] and world.turns() == []
+    assert world.gate.due(world.now) == pytest.approx(world.now + POLL_S)
+    world.now += 0.8 * 0.2 - 0.001
+    assert world.away() == []
+    world.now += 0.0011
+    ((victim, away),) = world.away()
+    assert victim is running[-1] and victim.state == EVICTED
+    assert away.reason is Reason.PREEMPTED and away.retry_after_s == EVICTED_RETRY_S
+    assert world.away() == []  # one for one: it is about to leave
+    world.leave(victim, 0)
+    assert world.turns() == [voice]
+
+
+def test_of_those_that_run_the_tenant_with_most_makes_way() -> None:
+    world = World(4)
+    tickets = [world.come("batch", tenant) for tenant in ("flood", "flood", "flood", "small")]
+    for _ in range(2):
+        world.come("voice", "v")
+    world.now += 0.2
+    assert [ticket for ticket, _ in world.away()] == [tickets[2], tickets[1]]
+
+
+def test_the_lowest_priority_makes_way_first() -> None:
+    lower = QosPolicy(name="lower", latency_sla_ms=60_000, priority=1, preemptible=True)
+    world = World(2, policies=(*POLICIES, lower))
+    tickets = [world.come("lower"), world.come("batch")]
+    world.come("voice", "v")
+    world.now += 0.2
+    assert [ticket for ticket, _ in world.away()] == [tickets[0]]
+
+
+@pytest.mark.parametrize(("evict", "goes"), [("waiting", False), ("streams", True)])
+def test_who_has_spoken_goes_only_where_streams_are_evicted(evict: str, goes: bool) -> None:
+    batch = replace(BATCH, evict=evict)
+    world = World(1, policies=(VOICE, batch))
+    running = full(world, "batch")
+    world.gate.spoke(running[0], world.now)
+    world.come("voice", "v")
+    world.now += 0.2
+    assert bool(world.away()) is goes
+
+
+@pytest.mark.parametrize("waits", ["text", "batch"])
+def test_who_is_not_in_the_zone_or_preemptible_evicts_nobody(waits: str) -> None:
+    world = World(1)
+    full(world, "batch")
+    world.come(waits, "w")
+    world.now += 0.7
+    assert world.away() == []
+    world.now += 10.0
+    assert bool(world.away()) is (waits == "text")
+
+
+def test_a_turn_that_was_owed_is_not_taken_back() -> None:
+    world = World(1, admission=Admission(reserve=0.5))
+    running = full(world)
+    batch = world.come("batch")
+    world.now += 5.0
+    for _ in range(2):
+        world.come("voice", "v")
+        world.serve(running)
+    assert running == [batch]
+    world.now += 1.0
+    assert world.gate.queued and world.away() == []
+
+
+def test_with_room_nobody_has_to_go() -> None:
+    world = World(1)
+    full(world, "batch")
+    world.come("voice", "v")
+    world.now += 1.0
+    world.nodes[0].limit = 2
+    assert world.away() == []
+    assert names(world.turns()) == ["voice"]
+
+
+def test_the_time_to_a_first_token_brings_the_zone_forward() -> None:
+    world = World(1)
+    for _ in range(20):
+        ticket = world.ticket("voice", "v")
+        world.enter(ticket)
+        world.now += 0.1
+        world.gate.spoke(ticket, world.now)
+        world.leave(ticket)
+    full(world, "batch")
+    world.come("voice", "v")
+    world.now += 0.07
+    assert len(world.away()) == 1
+    assert world.gate.view(world.now).classes[0].usual_s == pytest.approx(0.1, rel=0.1)
+
+
+def test_beside_a_class_in_its_zone_the_preemptible_get_no_turn() -> None:
+    first = QosPolicy(name="first", latency_sla_ms=60_000, priority=9, preemptible=True)
+    world = World(1, policies=(first, TEXT))
+    running = full(world)
+    world.come("first")
+    text = world.come("text")
+    world.now += 0.9
+    assert world.serve(running) == [text]
+    assert names(world.serve(running)) == ["first"]
+
+
+def test_who_runs_elsewhere_has_nobody_make_way() -> None:
+    world = World(1, 1, models=(("voice",), ("batch",)))
+    batch = world.come("batch", model="batch")
+    world.come("text", model="voice")
+    world.come("voice", "v", model="voice")
+    world.now += 1.0
+    assert world.away() == [] and batch.state == RUNNING
+
+
+def test_evictions_go_on_until_there_is_room() -> None:
+    world = World(3)
+    running = full(world, "batch")
+    world.nodes[0].limit = 2  # it became less: one that leaves makes no room
+    voice = world.come("voice", "v")
+    world.now += 0.2
+    gone = []
+    while told := world.away():
+        for victim, _ in told:
+            gone.append(victim)
+            world.leave(victim, 0)
+        if world.turns() == [voice]:
+            break
+    assert gone == running[:0:-1]
+
+
+# Lanes.
+
+
+def test_requests_whose_endpoints_are_full_do_not_hold_up_others() -> None:
+    world = World(1, 1, models=(("x",), ("y",)))
+    world.come("text", model="x")
+    waits = world.come("text", model="x")
+    assert world.enter(world.ticket("batch", model="y")) is True
+    later = world.come("batch", model="y")
+    world.nodes[1].limit = 2
+    assert world.turns() == [later] and waits.state == QUEUED
+
+
+def test_where_lanes_overlap_priority_counts_over_both() -> None:
+    world = World(1, 1, models=(("x", "y"), ("y",)))
+    running = [world.come("text", model="x"), world.come("text", model="y")]
+    batch, voice = world.come("batch", model="x"), world.come("voice", model="y")
+    world.leave(running[0])
+    assert world.turns() == [voice] and batch.state == QUEUED
+
+
+def test_versions_wait_apart() -> None:
+    world = World(1)
+    policy = world.service.policy
+    endpoints = (policy.endpoints[0], replace(policy.endpoints[0], url="http://h2:80", version="v2"))
+    world.put(replace(policy, endpoints=endpoints, split={"v1": 99.0, "v2": 1.0}))
+
+    def of(version: str) -> Ticket:
+        ticket = world.ticket("text")
+        ticket.version = VersionName(version)
+        return ticket
+
+    assert world.enter(of("v1")) is True
+    assert world.enter(of("v1")) is False
+    assert world.enter(of("v2")) is True
+
+
+def test_who_waits_follows_when_endpoints_come_and_go() -> None:
+    world = World(1)
+    running = full(world)
+    waiting = [world.come("text", tenant) for tenant in ("a", "b", "c")]
+    policy = world.service.policy
+    more = replace(policy.endpoints[0], url="http://h9:80")
+    world.put(replace(policy, endpoints=(*policy.endpoints, more)))
+    assert world.turns() == waiting[:1]
+    world.put(policy)
+    world.leave(running[0])
+    assert world.turns() == waiting[1:2]
+
+
+def test_who_waits_goes_to_the_endpoints_that_have_its_model_now() -> None:
+    world = World(1, 5, models=(("x", "y"), ("z",)))
+    world.come("text", model="x")
+    waiting = [world.come("text", "a", model="x"), world.come("batch", "b", model="y"), world.come("voice", model="x")]
+    policy = world.service.policy
+    endpoints = (replace(policy.endpoints[0], models=("x",)), replace(policy.endpoints[1], models=("y",)))
+    world.put(replace(policy, endpoints=endpoints))
+    world.nodes[1].limit = 1
+    assert world.turns() == [waiting[1]]
+    assert world.gate.queued == 2
+    world.nodes[0].limit = 3
+    assert world.turns() == [waiting[2], waiting[0]]
+
+
+# Reloads.
+
+
+def test_a_reload_keeps_places_and_moves_those_whose_class_is_gone() -> None:
+    world = World(1)
+    running = full(world)
+    waiting = [world.come("batch"), world.come("text"), world.come("voice"), world.come("text")]
+    world.classes = Classes((VOICE, replace(BATCH, priority=7)))
+    world.gate.use(world.admission, world.classes, world.now)
+    assert [ticket.qos.name for ticket in waiting] == ["batch", "default", "voice", "default"]
+    assert world.gate.view(world.now).running == 1
+    assert sum(seen.running for seen in world.gate.view(world.now).classes) == 1
+    order = [world.serve(running)[0] for _ in waiting]
+    assert order == [waiting[2], waiting[0], waiting[1], waiting[3]]
+    for ticket in list(running):
+        world.leave(ticket)
+    assert sum(seen.running for seen in world.gate.view(world.now).classes) == 0
+    assert world.gate.running == 0
+
+
+def test_a_ticket_of_the_policy_before_has_the_class_of_its_name() -> None:
+    world = World(5)
+    tickets = [world.ticket(name) for name in ("voice", "text", "batch")]
+    world.classes = Classes((BATCH, VOICE))
+    world.gate.use(world.admission, world.classes, world.now)
+    for ticket in tickets:
+        assert world.enter(ticket) is True
+    assert [ticket.qos.name for ticket in tickets] == ["voice", "default", "batch"]
+    assert all(ticket.qos in world.classes.all for ticket in tickets)
+
+
+def test_an_abandoned_gate_gives_all_back_in_their_order() -> None:
+    world = World(1)
+    running = full(world)
+    waiting = [world.come(name) for name in ("batch", "voice", "text", "voice")]
+    assert world.gate.abandon(world.now) == waiting
+    assert (world.gate.queued, world.gate.due(world.now)) == (0, math.inf)
+    for ticket in (*waiting, *running):
+        world.gate.leave(ticket, 5, world.now)
+    assert world.gate.running == 0 and world.turns() == []
+
+
+def test_an_abandoned_gate_gives_those_back_too_that_it_had_not_told() -> None:
+    world = World(1, admission=Admission(queue=1))
+    running = full(world)
+    shed, voice = world.come("batch"), world.come("voice")
+    assert shed.state == OUT and world.gate.abandon(world.now) == [shed, voice]
+    assert world.away() == []
+    for ticket in (shed, voice, *running):
+        world.gate.leave(ticket, 5, world.now)
+    assert (world.gate.queued, world.gate.running) == (0, 0)
+
+
+def test_who_was_shed_is_told_after_a_reload_to_shadow() -> None:
+    world = World(1, admission=Admission(queue=1))
+    full(world)
+    shed = world.come("batch")
+    world.come("voice")
+    world.gate.use(Admission(mode="shadow"), Classes(()), world.now)
+    assert [ticket for ticket, _ in world.away()] == [shed]
+    assert len(world.turns()) == 1
+
+
+def test_weights_follow_a_reload() -> None:
+    world = World(1)
+    running = full(world)
+    for _ in range(40):
+        world.come("text", "a")
+        world.come("text", "b")
+    world.gate.use(replace(world.admission, tenant_weights={"a": 3.0}), world.classes, world.now)
+    given = Counter(world.serve(running)[0].tenant for _ in range(40))
+    assert 28 <= given["a"] <= 32
+
+
+# Shadow.
+
+SHADOW = Admission(mode="shadow", queue=2)
+
+
+def test_in_shadow_everybody_runs_and_carries_what_would_have_been() -> None:
+    world = World(1, admission=SHADOW)
+    come = [world.ticket(name, f"t{place}") for place, name in enumerate(("text", "batch", "batch", "batch", "voice"))]
+    assert [world.enter(ticket) for ticket in come] == [True] * 5
+    assert [ticket.shadowed for ticket in come] == ["", "queued", "overloaded", "overloaded", "queued"]
+    assert world.away() == [] and world.turns() == []
+    world.now += 40.0
+    assert world.away() == []
+    assert [ticket.shadowed for ticket in come] == ["", "queue_timeout", "overloaded", "overloaded", "queue_timeout"]
+    seen = {view.name: view for view in world.gate.view(world.now).classes}
+    assert (seen["batch"].overloaded, seen["batch"].queue_timeout, seen["voice"].queue_timeout) == (2, 1, 1)
+    for ticket in come:
+        world.leave(ticket)
+    assert (world.gate.queued, world.gate.running) == (0, 0)
+
+
+def test_in_shadow_turns_go_as_they_would_have_gone() -> None:
+    world = World(1, admission=replace(SHADOW, queue=10))
+    first, batch, voice = world.come("text"), world.come("batch"), world.come("voice")
+    world.leave(first)
+    assert (voice.state, batch.state) == (RUNNING, QUEUED)
+    world.leave(voice)
+    assert batch.state == RUNNING
+    world.leave(batch)
+    assert (world.gate.queued, world.gate.running) == (0, 0)
+
+
+def test_in_shadow_the_evicted_know_it_and_nobody_else() -> None:
+    world = World(1, admission=SHADOW)
+    batch, voice = world.come("batch"), world.come("voice", "v")
+    world.now += 0.2
+    assert world.away() == []
+    assert batch.shadowed == "preempted" and voice.state == RUNNING
+    for ticket in (batch, voice):
+        world.leave(ticket)
+    assert (world.gate.queued, world.gate.running) == (0, 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [("enforce", "shadow"), ("shadow", "enforce")])
+def test_another_mode_leaves_nobody_waiting(before: GateMode, after: GateMode) -> None:
+    world = World(1, admission=Admission(mode=before))
+    running = full(world)
+    waiting = [world.come("text"), world.come("voice"), world.come("text")]
+    world.gate.use(replace(world.admission, mode=after), world.classes, world.now)
+    assert world.gate.queued == (3 if before == "enforce" else 0)
+    assert world.gate.due(world.now) == (world.now if before == "enforce" else math.inf)
+    if before == "enforce":
+        world.leave(waiting.pop())
+        assert set(world.turns()) == set(waiting)
+    for ticket in (*running, *waiting):
+        world.leave(ticket)
+    assert (world.gate.queued, world.gate.running, world.gate.due(world.now)) == (0, 0, math.inf)
+
+
+# What is counted, and what is kept.
+
+
+def test_a_promise_is_kept_by_the_first_token_or_where_no_stream_is_by_the_turn() -> None:
+    world = World(2)
+    streams, whole = world.come("voice"), world.come("voice", streams=False)
+    world.now += 0.5
+    for ticket in (streams, whole):
+        world.gate.spoke(ticket, world.now)
+        world.gate.spoke(ticket, world.now)
+    seen = world.gate.view(world.now).classes[0]
+    assert (seen.met, seen.missed) == (1, 1)
+    assert seen.usual_s == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_view_tells_who_waits_and_who_is_in_the_zone() -> None:
+    world = World(1)
+    full(world)
+    world.come("voice")
+    world.now += 0.17
+    world.come("batch")
+    view = world.gate.view(world.now)
+    assert (view.mode, view.queued, view.running, view.turns) == ("enforce", 2, 1, 1)
+    seen = {each.name: each for each in view.classes}
+    assert [each.name for each in view.classes] == ["voice", "text", "default", "batch"]
+    assert seen["voice"].warning and not seen["batch"].warning
+    assert seen["voice"].waiting_s == pytest.approx(0.17)
+    assert (seen["voice"].queued, seen["text"].running, seen["batch"].queued) == (1, 1, 1)
+
+
+def test_tenants_that_are_idle_are_forgotten() -> None:
+    world = World(3)
+    held = world.come("text", "held")
+    for number in range(MAX_TENANTS + 100):
+        ticket = world.ticket("text", f"t{number}")
+        assert world.enter(ticket) is True
+        world.leave(ticket)
+    assert world.gate.tenants <= MAX_TENANTS
+    world.leave(held, 5)
+    assert world.gate.running == 0
+
+
+def test_lanes_that_nobody_uses_are_forgotten() -> None:
+    world = World(1)
+    policy = world.service.policy
+    held = world.come("text")
+    for number in range(MAX_LANES + 10):
+        endpoint = replace(policy.endpoints[0], models=(f"m{number}", "m"))
+        world.put(replace(policy, endpoints=(endpoint,)))
+        world.nodes[0].limit = 9
+        ticket = world.ticket("text", model=f"m{number}")
+        assert world.enter(ticket) is True
+        world.leave(ticket)
+    assert world.gate.tenants <= MAX_LANES + 1
+    world.leave(held)
+    assert world.gate.running == 0
+
+
+def test_a_clock_that_stands_still_or_goes_back_stops_nobody() -> None:
+    world = World(1)
+    running = full(world)
+    for step in range(50):
+        world.come(("voice", "text", "batch")[step % 3])
+        world.now -= 0.1 if step % 10 == 0 else 0.0
+        world.away()
+        world.serve(running)
+    while world.gate.queued:
+        world.serve(running)
+    assert world.gate.queued == 0
+
+
+class Walk(RuleBasedStateMachine):
+    """Any history: nobody is lost or served twice, the queue is bounded, room is used, and the counts are right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(2, 2, 1, models=(("x",), ("x", "y"), ("y",)), admission=Admission(queue=6))
+        self.waiting: set[Ticket] = set()
+        self.running: set[Ticket] = set()
+        self.over: set[Ticket] = set()
+        self.mode = "enforce"
+        self.phantoms = 0
+        """Who left between a reload that ended its waiting, and being called."""
+
+    @rule(
+        qos=st.integers(0, 9),
+        tenant=st.sampled_from("abc"),
+        tokens=st.integers(0, 5000),
+        model=st.sampled_from(["x", "y", "none"]),
+        streams=st.booleans(),
+    )
+    def comes(self, qos: int, tenant: str, tokens: int, model: str, streams: bool) -> None:
+        world = self.world
+        every = world.classes.all
+        ticket = Ticket(None, every[qos % len(every)], tenant, model, tokens, world.now, streams)
+        queued = world.gate.queued
+        verdict = world.enter(ticket)
+        if verdict is True:
+            self.running.add(ticket)
+        elif verdict is False:
+            assert self.mode == "enforce" and ticket.state == QUEUED
+            self.waiting.add(ticket)
+        else:
+            assert self.mode == "enforce" and verdict.reason is Reason.OVERLOADED
+            assert 1.0 <= verdict.retry_after_s <= 60.0
+            world.leave(ticket)
+            self.over.add(ticket)
+        assert world.gate.queued <= max(queued, world.admission.queue)
+
+    @rule(data=st.data(), tokens=st.integers(0, 9000))
+    @precondition(lambda self: self.waiting or self.running)
+    def leaves(self, data: st.DataObject, tokens: int) -> None:
+        there = sorted(self.waiting | self.running, key=lambda ticket: ticket.number)
+        ticket = data.draw(st.sampled_from(there))
+        self.gone(ticket, tokens)
+
+    def gone(self, ticket: Ticket, tokens: int) -> None:
+        self.phantoms += ticket in self.waiting and ticket.state == RUNNING
+        self.world.leave(ticket, tokens)
+        self.waiting.discard(ticket)
+        self.running.discard(ticket)
+        self.over.add(ticket)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.running)
+    def speaks(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.running, key=lambda ticket: ticket.number)))
+        self.world.gate.spoke(ticket, self.world.now)
+
+    @rule(step=st.sampled_from([0.0, 0.01, 0.1, 0.5, 2.0, 8.0, 31.0]))
+    def later(self, step: float) -> None:
+        self.world.now += step
+
+    @rule()
+    def is_asked(self) -> None:
+        """As the pipeline asks when the gate wants it to."""
+        world = self.world
+        while told := world.away():
+            for ticket, away in told:
+                assert ticket not in self.over and self.mode == "enforce"
+                assert (ticket in self.running) is (away.reason is Reason.PREEMPTED)
+                if away.reason is Reason.PREEMPTED:
+                    assert ticket.qos.preemptible and ticket.state == EVICTED
+                    assert not ticket.spoken or ticket.qos.evict_streams
+                self.gone(ticket, 0)
+        while (given := world.gate.take(world.service.pool, world.now)) is not None:
+            assert given in self.waiting and given.state == RUNNING
+            world.send(given)
+            self.waiting.discard(given)
+            self.running.add(given)
+        self.phantoms = 0
+        for ticket in self.waiting:
+            pool = world.service.pool(ticket.model, ticket.version)
+            assert not pool.has_room(world.now), "somebody waits beside an endpoint with room"
+        due = world.gate.due(world.now)
+        if self.waiting:
+            # What was turned away in the meantime (too late for its turn) is still to be told.
+            assert due <= world.now + POLL_S
+        elif not world.gate.queued:
+            assert due in (world.now, math.inf)
+
+    @rule(
+        policies=st.sampled_from(
+            [POLICIES, (), (VOICE, BATCH), (replace(BATCH, evict="streams", priority=9), LATE, VOICE, TEXT)]
+        ),
+        queue=st.sampled_from([0, 3, 6]),
+        weights=st.sampled_from([{}, {"a": 5.0, "b": 0.5}]),
+        reserve=st.sampled_from([0.0, 0.05, 0.5]),
+        mode=st.sampled_from(["enforce", "enforce", "shadow"]),
+    )
+    def reloads(
+        self, policies: tuple[QosPolicy, ...], queue: int, weights: dict[str, float], reserve: float, mode: GateMode
+    ) -> None:
+        world = self.world
+        world.admission = Admission(queue=queue, tenant_weights=weights, reserve=reserve, mode=mode)
+        world.classes = Classes(policies)
+        world.gate.use(world.admission, world.classes, world.now)
+        self.mode = mode
+        for ticket in self.waiting:
+            assert ticket.qos in world.classes.all or ticket.state == RUNNING or ticket.state == OUT
+
+    @rule(which=st.integers(0, 2), limit=st.integers(1, 3))
+    def limit_moves(self, which: int, limit: int) -> None:
+        self.world.nodes[which].limit = limit
+
+    @rule(which=st.integers(0, 2), opens=st.booleans())
+    def breaker_moves(self, which: int, opens: bool) -> None:
+        breaker = self.world.nodes[which].breaker
+        breaker.force("open" if opens else "close", self.world.now, "ann")
+
+    @rule(which=st.integers(0, 2), models=st.sampled_from([("x",), ("y",), ("x", "y"), ("*",)]))
+    def models_move(self, which: int, models: tuple[str, ...]) -> None:
+        world = self.world
+        policy = world.service.policy
+        endpoints = list(policy.endpoints)
+        endpoints[which] = replace(endpoints[which], models=models)
+        world.put(replace(policy, endpoints=tuple(endpoints)))
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        gate = self.world.gate
+        view = gate.view(self.world.now)
+        assert sum(seen.running for seen in view.classes) == gate.running
+        assert gate.tenants <= 500
+        there = self.waiting | self.running
+        states = Counter(ticket.state for ticket in there)
+        if self.mode == "enforce":
+            shed = sum(ticket.state == OUT for ticket in there)
+            owed = sum(ticket.state == RUNNING for ticket in self.waiting)
+            assert gate.queued + gate.running + shed == len(there) + owed + self.phantoms
+        assert gate.running == states[RUNNING] + states[EVICTED]
+        assert not any(ticket.state in (QUEUED, RUNNING, EVICTED) for ticket in self.over)
+
+    def teardown(self) -> None:
+        for ticket in list(self.waiting | self.running):
+            self.gone(ticket, 1)
+        self.is_asked()
+        assert (self.world.gate.queued, self.world.gate.running) == (0, 0)
+        assert self.world.gate.due(self.world.now) == math.inf
+        assert all(node.in_flight == 0 for node in self.world.nodes)
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
