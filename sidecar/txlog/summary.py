@@ -88,6 +88,7 @@ ENDINGS: Final[dict[Ending, int]] = {
     Ending.CLIENT_SLOW: 21,
     Ending.CLIENT_MALFORMED: 22,
     Ending.ABANDONED: 23,
+    Ending.PREEMPTED: 24,
 }
 RESULTS: Final[dict[Result, int]] = {Result.SUCCESS: 0, Result.FAILURE: 1, Result.IGNORED: 2, Result.OVERLOADED: 3}
 

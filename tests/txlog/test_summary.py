@@ -93,7 +93,7 @@ GOLDEN = [
     *("complete", "connect_failed", "reset_before_head", "bad_bytes", "server_error", "overloaded", "client_error"),
     *("context_length", "head_timeout", "ttft_timeout", "token_gap_timeout", "total_timeout", "late", "truncated"),
     *("error_in_band", "client_error_in_band", "context_length_in_band", "overloaded_in_band", "empty", "aborted"),
-    *("client_left", "client_slow", "client_malformed", "abandoned"),
+    *("client_left", "client_slow", "client_malformed", "abandoned", "preempted"),
 ]
 
 
