@@ -72,6 +72,11 @@ class _Drawer:
         self.slots = 0
         self.drawn: dict[_Id, _Parts] = {}
 
+    def forget(self, now_ms: int) -> None:
+        """Of windows that a policy has no more: nothing is in use, and nothing can be given back."""
+        for id_ in [id_ for id_, it in self.drawn.items() if it.now <= now_ms * SPAN_PARTS // id_[1] - PARTS]:
+            del self.drawn[id_]
+
 
 class _Budget:
     """One tenant's."""
@@ -117,7 +122,6 @@ class Budgets:
         if not _is_legal(call.windows):
             return Reply(Verdict.ILLEGAL, now_us)
         now_ms = now_us // 1000
-        self._forget(now_ms)
         found = self._budgets.pop(call.key, None)
         budget = _Budget(now_us) if found is None or found.is_over(now_ms) else found
         self._budgets[call.key] = budget
@@ -137,6 +141,8 @@ class Budgets:
             parts.turn(now)
             own.turn(now)
             record += _draw(window, parts, own, now_ms)
+        mine.forget(now_ms)
+        self._forget(now_ms)
         return Reply(Verdict.OK, now_us, record)
 
     def _forget(self, now_ms: int) -> None:

@@ -20,6 +20,8 @@ from sidecar.txlog.codec import (
     Code,
     Kind,
     Record,
+    budget_key,
+    budget_shard,
     decode,
     encode,
     encode_body,
@@ -31,6 +33,7 @@ from sidecar.txlog.store import (
     GONE_SLACK_MS,
     MAX_DOUBLINGS,
     MEMBER_TTL_MS,
+    MIN_SPAN_MS,
     MOST_PROBES,
     PATIENCE_MS,
     SUSPECT_MS,
@@ -39,7 +42,10 @@ from sidecar.txlog.store import (
     Ask,
     Beat,
     Call,
+    Draw,
+    Drawn,
     Entry,
+    Part,
     Propose,
     Release,
     Renew,
@@ -48,10 +54,15 @@ from sidecar.txlog.store import (
     Restore,
     Share,
     Store,
+    Unit,
     Verdict,
+    Window,
+    drawn,
 )
 
 CLOSED, HALF_OPEN, OPEN = Code.CLOSED, Code.HALF_OPEN, Code.OPEN
+
+BUDGET = budget_key("gold", "acme")
 
 LONG_MS = 60_000  # longer than any test with a real clock
 SHORT_MS = 30  # and what such a test waits for
@@ -1079,6 +1090,41 @@ class StoreContract:
         assert [entry.data for entry in found if entry.data != b"x"] == [b"0", b"1", b"2", b"3", b"4"]
         assert await store.history(shard, evidence=False, after="0", count=100) == []
         assert await store.counts() == [0] * SHARDS
+
+    # --- 11: budgets; the whole of it is in `drawing`, with a clock that goes when told -------------------------------
+
+    async def test_a_budget_is_drawn_and_room_comes_back(self, store: Store, clock: Clock) -> None:
+        window = Window(Unit.TOKENS, MIN_SPAN_MS, 100, want=70)
+        draws: list[Call] = [Draw(key=BUDGET, by=by, windows=(window,)) for by in ("one", "two", "one")]
+        replies = await store.call(draws)
+        assert {reply.verdict for reply in replies} == {Verdict.OK}
+        parts = [drawn(reply).parts[0] for reply in replies]
+        spent_ms = (replies[-1].now_us - replies[0].now_us) // 1000
+        if spent_ms < MIN_SPAN_MS:  # or the machine stood still
+            assert [(part.granted, part.used) for part in parts] == [(70, 70), (30, 100), (0, 100)]
+            assert 0 < parts[1].ms <= MIN_SPAN_MS + 1
+        await clock.passes(MIN_SPAN_MS + 1)
+        (reply,) = await store.call([Draw(key=BUDGET, by="two", windows=(replace(window, want=100),))])
+        assert drawn(reply).parts == (Part(100, 100, 0),)
+
+    async def test_draws_of_many_tenants_go_beside_other_calls(self, store: Store) -> None:
+        """In one list, whatever their shards; what is illegal is no other's harm; the log and its registers are as
+        they were but for what was proposed."""
+        window = Window(Unit.REQUESTS, LONG_MS, 5, must=1, want=99)
+        keys = [budget_key("gold", f"tenant {i}") for i in range(2 * SHARDS)]
+        assert len({budget_shard(key) for key in keys}) > SHARDS // 2
+        calls: list[Call] = [Draw(key=key, by="one", windows=(window,), slots_limit=3, slots_want=2) for key in keys]
+        calls += [opening(), Draw(key=keys[0], by="one", windows=(window, window)), calls[0]]
+        replies = await store.call(calls)
+        *some, opened, illegal, last = replies
+        found = [drawn(reply) for reply in some]
+        assert all(each == Drawn((Part(4, 5, LONG_MS),), 2, 2, each.born_us) for each in found)
+        assert all(reply.now_us >= each.born_us > 0 for reply, each in zip(some, found, strict=True))
+        assert (opened.verdict, illegal.verdict, illegal.record) == (Verdict.OK, Verdict.ILLEGAL, b"")
+        assert drawn(last).parts[0].used == 6
+        assert sum(await store.counts()) == decode(opened.record).n
+        images = [await store.image(shard) for shard in range(SHARDS)]
+        assert [data for image in images for data in image.registers] == [opened.record]
 
     # --- calls and readers --------------------------------------------------------------------------------------------
 

@@ -175,6 +175,14 @@ class DrawContract:
         if want > limit - first.granted:
             assert second.ms == MINUTE_MS if want > limit else second.ms > MINUTE_MS
 
+    @pytest.mark.parametrize("much", [(1 << 16) - 1, 1 << 16, (1 << 32) - 1, 1 << 32])
+    async def test_what_is_kept_is_what_was_drawn(self, one: Sidecar, clock: Virtual, much: int) -> None:
+        """Whatever the width that a server keeps it with."""
+        for i in range(1, 4):
+            assert await one.draw(10 * much, want=much) == Part(much, i * much, 0)
+            clock.passes(SECOND_MS)
+        assert [(await one.draw(give_back=much)).used for _ in range(4)] == [2 * much, much, 0, 0]
+
     async def test_what_all_have_is_told_to_all(self, store: Store) -> None:
         granted = [(await Sidecar(store, f"s{i}").draw(want=30)).granted for i in range(6)]
         assert granted == [30, 30, 30, 10, 0, 0]
@@ -453,6 +461,7 @@ class DrawContract:
 
     async def test_a_dead_sidecar_s_slots_come_back(self, one: Sidecar, two: Sidecar, clock: Virtual) -> None:
         three = Sidecar(one.store, "three")
+        await three.draw(1, DAY_MS)
         assert await one.slots(10, used=6) == (6, 6)
         assert await three.slots(10, used=1) == (1, 7)
         clock.passes(MEMBER_TTL_MS - 1)
@@ -471,6 +480,7 @@ class DrawContract:
     async def test_slots_of_the_dead_outlive_no_clock_that_goes_back(
         self, one: Sidecar, two: Sidecar, clock: Virtual, back_ms: int
     ) -> None:
+        await one.draw(1, DAY_MS)
         await one.slots(10, used=10)
         clock.passes(-back_ms)
         assert await two.slots(10, want=1) == (0, 10)

@@ -11,12 +11,25 @@ import pytest
 from sidecar.core.breaker import Scope, State, Transition
 from sidecar.core.fleet import Fleet
 from sidecar.policy.schema import Snapshot
-from sidecar.txlog.codec import Code, Kind, Record, encode, encode_body, route_key, shard_of
+from sidecar.txlog.codec import Code, Kind, Record, budget_key, encode, encode_body, route_key, shard_of
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import QUEUE, Subscription, TransactionLog
 from sidecar.txlog.log import State as LogState
 from sidecar.txlog.replica import BATCH, Replica
-from sidecar.txlog.store import Call, Entry, Image, Propose, Reply, StoreDown, StoreUnfit, Verdict
+from sidecar.txlog.store import (
+    Call,
+    Draw,
+    Entry,
+    Image,
+    Propose,
+    Reply,
+    StoreDown,
+    StoreUnfit,
+    Unit,
+    Verdict,
+    Window,
+    drawn,
+)
 from tests.txlog.sidecars import policy_of
 
 NODE = "node:chat/h1:80"
@@ -355,3 +368,23 @@ async def test_a_call_beside_the_ring_is_folded_with_its_answer() -> None:
         bench.store.fails(AssertionError("not asked"), "call")
         with pytest.raises(StoreDown, match="silent"):
             await bench.log.put(call)
+
+
+async def test_budgets_are_drawn_on_beside_the_ring_and_only_while_the_log_is_up() -> None:
+    window = Window(Unit.TOKENS, 60_000, 10, want=7)
+    calls: list[Call] = [Draw(key=budget_key("gold", tenant), by="pod-1", windows=(window,)) for tenant in "aba"]
+    async with running() as bench:
+        replies = await bench.log.ask(calls)
+        assert [drawn(reply).parts[0].granted for reply in replies] == [7, 7, 3]
+        assert await bench.log.ask([]) == []
+        assert bench.replica.counts.appended == 0 and bench.names == ["log_up"]
+        bench.store.fails(StoreDown("timeout", "silent"))
+        with pytest.raises(StoreDown, match="silent"):
+            await bench.log.ask(calls)
+        await bench.until(lambda: bench.log.state is LogState.AWAY)
+        with pytest.raises(StoreDown, match="silent") as raised:
+            await bench.log.ask(calls)
+        assert raised.value.word == "away"
+        bench.store.heals()
+        await bench.until(lambda: bench.log.state is LogState.UP)
+        assert [drawn(reply).parts[0].granted for reply in await bench.log.ask(calls)] == [0, 3, 0]

@@ -39,16 +39,21 @@ from sidecar.txlog.store import (
     SUSPECT_MS,
     Beat,
     Call,
+    Draw,
     Reply,
     Restore,
     Share,
     StoreDown,
     StoreUnfit,
+    Unit,
     Verdict,
+    Window,
+    drawn,
 )
 from tests.certificates import Certificates
 from tests.servers import Cluster, Server, blackhole, cluster, redis62, refused, sentinel, tls, valkey
 from tests.txlog.contract import (
+    BUDGET,
     LONG_MS,
     MAX_MS,
     NODE,
@@ -264,6 +269,32 @@ async def test_whoever_was_not_heard_of_is_no_member(store: RedisStore, valkey_s
     assert [reply.ms for reply in await store.call([Beat(by="two")])] == [1]
 
 
+async def test_a_budget_that_nobody_draws_on_is_forgotten(store: RedisStore, valkey_server: Server) -> None:
+    """Its keys expire when nothing of it is in use, and none of them sooner than another that needs it."""
+
+    async def ttls() -> list[int]:
+        keys = await valkey_server.ask("KEYS", "{dtl:*")
+        assert isinstance(keys, list)
+        found = [await valkey_server.ask("PTTL", key) for key in keys if isinstance(key, bytes)]
+        return [ttl for ttl in found if isinstance(ttl, int)]
+
+    minute, day = (Window(Unit.TOKENS, span_ms, 10, want=1) for span_ms in (60_000, 86_400_000))
+    await store.call([Draw(key=BUDGET, by="one", windows=(minute,), slots_limit=1, slots_want=1)])
+    assert [61_000 < ttl <= 61_000 + MEMBER_TTL_MS for ttl in await ttls()] == [True] * 3
+    await store.call([Draw(key=BUDGET, by="two", windows=(day,))])
+    await store.call([Draw(key=BUDGET, by="two", windows=(minute,))])
+    assert [ttl > 86_400_000 for ttl in await ttls()] == [True] * 3
+
+
+async def test_a_budget_that_was_lost_is_another_one(store: RedisStore, valkey_server: Server) -> None:
+    call = Draw(key=BUDGET, by="one", windows=(Window(Unit.TOKENS, 60_000, 10, want=7),))
+    first, second = [drawn(reply) for reply in await store.call([call, call])]
+    assert (first.born_us, second.parts[0].granted) == (second.born_us, 3)
+    await valkey_server.ask("FLUSHALL")
+    [anew] = [drawn(reply) for reply in await store.call([call])]
+    assert anew.born_us > first.born_us and anew.parts[0].granted == 7
+
+
 # --- a server that forgets, and strangers on it -----------------------------------------------------------------------
 
 
@@ -404,13 +435,16 @@ async def test_evidence_that_is_too_old_goes(store: RedisStore, valkey_server: S
 
 async def works(store: RedisStore) -> bool:
     """Everything that the port has does what it is for."""
-    reply, _ = await store.call([order(Code.OPEN), Beat(by="one")])
+    draw = Draw(key=BUDGET, by="one", windows=(Window(Unit.TOKENS, 60_000, 1, want=9),), slots_limit=1, slots_want=1)
+    reply, _, given = await store.call([order(Code.OPEN), Beat(by="one"), draw])
+    await store.call([replace(draw, slots_want=0)])
     image = await store.image(shard_of(NODE))
     log, evidence = image.position, image.evidence_position
     found = await store.read(0 if len(store.lanes) == 1 else shard_of(NODE), {shard_of(NODE): ("0", "0")}, 0, 10_000)
     await store.history(shard_of(NODE), evidence=True, after=evidence, count=1)
     return (
         reply.record in image.registers
+        and drawn(given).parts[0].used == 1
         and found[-1].id == log
         and (await store.counts())[shard_of(NODE)] == decode(reply.record).n
     )
@@ -1043,7 +1077,7 @@ class Twins:
             self.calls.append(call)
             if reply.seq:
                 self.probes.append(reply)
-            if reply.record:
+            if reply.record and not isinstance(call, Draw):
                 self.records.append(reply.record)
             if self.random.random() < 0.05:
                 await asyncio.sleep(0.003)
@@ -1060,7 +1094,7 @@ class Twins:
         probe = pick(self.probes[-6:]) if self.probes else None
         what = pick(("propose",) * 4 + ("order", "ask", "ask", "ask", "report", "report", "report", "renew", "release"))
         if self.random.random() < 0.06:
-            what = pick(("restore", "restore", "beat", "share", "route"))
+            what = pick(("restore", "restore", "beat", "share", "route", "draw"))
         rule = {"probes": pick((1, 2)), "successes": pick((1, 2, 3)), "lease_ms": pick((1, 3, 1000, 1000))}
         if probe is not None:
             if what == "report":
@@ -1079,6 +1113,8 @@ class Twins:
             return order(pick(list(Code)), key, tx=tx, held=pick((True, False)), expires_us=lasting)
         if what == "beat":
             return Beat(by=pick(("one", "two", "three")))
+        if what == "draw":
+            return self.some_draw()
         if what == "share":
             return Share(service=SERVICE, blob=tx, keep_ms=LONG_MS)
         if what == "route":
@@ -1096,6 +1132,13 @@ class Twins:
         floor = {"size": pick((3, 4)), "minimum": pick((0, 1, 2)), "overwhelming": pick((True, False, False))}
         state = pick((Code.OPEN, Code.OPEN, Code.OPEN, Code.CLOSED, Code.HALF_OPEN))
         return opening(key, state=state, tx=tx, **seen, **numbers, **quorum, **floor)
+
+    def some_draw(self) -> Draw:
+        """Of one budget; `test_budgets` draws on more, with a clock that goes when told."""
+        pick = self.random.choice
+        numbers = {"must": pick((0, 0, 7)), "want": pick((0, 30)), "give_back": pick((0, 0, 20, 99))}
+        windows = tuple(Window(Unit.TOKENS, span_ms, 100, **numbers) for span_ms in pick(((60,), (60, 86_400_000))))
+        return Draw(key=BUDGET, by=pick(("one", "two")), windows=windows, slots_limit=5, slots_want=pick((0, 3)))
 
     async def compare(self) -> None:
         """What is there in the end, and what was told on the way."""
