@@ -27,6 +27,7 @@ _EXAMPLES = """examples:
   sidecar routes set chat v2 --plan canary.yaml
   sidecar canary status --watch
   sidecar model load llama --model-version 2 --expect Paris
+  sidecar quota show acme
   sidecar log tail --follow
   sidecar log replay --policy stricter.yaml --since 2h
 
@@ -185,6 +186,8 @@ def _parser() -> argparse.ArgumentParser:
         "sidecar admission",
         "sidecar admission --json | jq '.[].classes[] | select(.warning)'",
     )
+
+    _add_quota(verbs)
 
     breakers = verbs.add_parser("breakers", help="the breakers of a running sidecar", allow_abbrev=False)
     actions = breakers.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -371,6 +374,33 @@ def _add_routes(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     )
     order.add_argument("--update-id", metavar="ID", default="", help="the same id twice is one update: safe to repeat")
     order.add_argument("--by", metavar="NAME", help="who asks (default: the login name)")
+
+
+def _add_quota(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    quota = verbs.add_parser("quota", help="what tenants may use, and used", allow_abbrev=False)
+    actions = quota.add_subparsers(title="actions", metavar="ACTION", required=True)
+    show = _add_query(
+        actions,
+        "show",
+        "show",
+        "what fits one tenant: limits, what all sidecars used of them, what is left",
+        "sidecar quota show acme",
+        "sidecar quota show acme --json | jq '.budgets[].windows[] | select(.left == 0)'",
+        "sidecar quota show ''                                  requests that name no tenant",
+        ask=_budgets,
+    )
+    show.add_argument("tenant", metavar="TENANT")
+    listed = _add_query(
+        actions,
+        "list",
+        "list",
+        "every quota, and the tenants that were seen here last",
+        "sidecar quota list",
+        "sidecar quota list --quota free --limit 1000",
+        ask=_budgets,
+    )
+    listed.add_argument("--quota", metavar="QUOTA", default="", help="only this one")
+    listed.add_argument("--limit", metavar="N", default="100", help="so many tenants' budgets at most, 1-1000; 100")
 
 
 def _add_canary(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -634,6 +664,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _ask(arguments: argparse.Namespace) -> int:
     from sidecar.operate import ask
+
+    return ask(arguments)
+
+
+def _budgets(arguments: argparse.Namespace) -> int:
+    from sidecar.budgets import ask
 
     return ask(arguments)
 

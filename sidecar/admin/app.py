@@ -24,6 +24,7 @@ from sidecar.admin.log import LogPages
 from sidecar.admin.models import ModelPages
 from sidecar.admin.operator import FORWARDED, why_not
 from sidecar.admin.order import ACTIONS, parse_order
+from sidecar.admin.quotas import QuotaPages
 from sidecar.admin.ready import readiness
 from sidecar.admin.routes import RoutePages
 from sidecar.core.breaker import Scope
@@ -91,6 +92,7 @@ def application(facts: Facts) -> web.Application:
     app.router.add_post("/drain", pages.drain)
     RoutePages(facts, _require_operator).register(app)
     ModelPages(facts, _require_operator).register(app)
+    QuotaPages(facts).register(app)
     AdmissionPage(facts).register(app)
     # Before the registers' histories: its name is no register's.
     EvidencePage(facts).register(app)

@@ -9,6 +9,7 @@ from sidecar.core.breaker import Action, Scope
 from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
 from sidecar.core.hot_plan import Updates
+from sidecar.core.quota import Ledger
 from sidecar.policy.store import PolicyStore
 
 
@@ -141,6 +142,10 @@ class Facts(Protocol):
     @property
     def models(self) -> Updates | None:
         """The model updates; None: this sidecar relays nothing."""
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The token budgets; None: this sidecar relays nothing."""
 
     @property
     def control(self) -> ControlView | None:

@@ -272,6 +272,7 @@ class Ledger:
         over = tokens - reservation.tokens
         for budget in reservation.budgets:
             budget.in_flight -= 1
+            budget.reserved -= reservation.tokens
             counts = budget.rule.counts
             counts.settled_tokens += tokens
             if over:

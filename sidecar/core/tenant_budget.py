@@ -141,6 +141,7 @@ class Budget:
         "meters",
         "queued",
         "refused",
+        "reserved",
         "rule",
         "slots",
         "slots_asked",
@@ -182,6 +183,8 @@ class Budget:
         """It is drawn for though there is nothing to say."""
         self.born_us = 0
         self.refused = 0
+        self.reserved = 0
+        """Tokens of those that are under way here."""
         self.stamp = 0
         """Grows with what `headers` tells."""
         self.header = b""
@@ -256,6 +259,7 @@ class Budget:
             elif meter.take(1, now):
                 credit = max(credit, 1)
         self.in_flight += 1
+        self.reserved += tokens
         self.used_at = now
         self.typical = max(float(tokens), 0.9 * self.typical + 0.1 * tokens)
         self.stamp += 1
