@@ -19,9 +19,9 @@ from loadtest.locustfile import ChatUser, SlowReader, StreamUser
 from loadtest.marks import Evidence, Mark
 from loadtest.scenario import Scenario
 from loadtest.shapes import Shape
-from loadtest.sse_client import Ask
+from loadtest.sse_client import Ask, Ended
 from loadtest.stage import Stage, StageError, remote, simulated
-from loadtest.tally import CHAT, Tally
+from loadtest.tally import ALL, CHAT, Tally, count
 
 SPAWN_PER_S = 100.0
 """A shape's step is a step, as far as locust makes one without a warning."""
@@ -100,10 +100,10 @@ def run(scenario: Scenario, options: Options) -> Outcome:
         scenario.claim,
         all(mark.ok is not False for mark in marks) and any(mark.ok for mark in marks),
         marks,
-        _figures(evidence),
+        _figures(evidence, [crowd.kind for crowd in scenario.plan.crowds]),
         tally.endings(),
         stage.facts.changes,
-        [f"{record.ended} at {record.began_s:.1f} s: {record.detail}" for record in tally.broken()[:5]],
+        [f"{record.ended} at {record.began_s:.1f} s: {record.detail}" for record in tally.broken(ALL)[:5]],
     )
 
 
@@ -173,15 +173,26 @@ def _progress(stage: Stage) -> None:
         tally = stage.tally
         print(
             f"  {stage.elapsed_s:5.1f} s  phase {tally.phase}: {len(tally.records)} streams ended, "
-            f"{tally.unaccounted} under way, {len(tally.broken())} broken",
+            f"{tally.unaccounted} under way, {len(tally.broken(ALL))} broken",
             file=sys.stderr,
         )
 
 
-def _figures(evidence: Evidence) -> dict[str, float]:
-    """What is worth knowing of every run."""
+def _figures(evidence: Evidence, crowds: list[str]) -> dict[str, float]:
+    """What is worth knowing of every run; of each crowd where there are some."""
     tally = evidence.tally
     streams = tally.of(CHAT)
+    if crowds:
+        return {
+            name: figure
+            for kind in crowds
+            for name, figure in (
+                (f"{kind}: streams", float(len(tally.of(kind)))),
+                (f"{kind}: whole", float(count(tally.of(kind), lambda record: record.ended is Ended.WHOLE))),
+                (f"{kind}: first_token_p50_s", tally.ttft_s(0.5, kind)),
+                (f"{kind}: first_token_p99_s", tally.ttft_s(0.99, kind)),
+            )
+        } | {"load_lag_p99_s": evidence.lag_s(0.99), **evidence.facts.notes}
     return {
         "streams": len(streams),
         "goodput_ratio": tally.goodput(evidence.ttft_s),

@@ -3,13 +3,14 @@
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
 from gevent import GreenletExit
 from locust import User, task
 
-from loadtest.scenario import Plan
+from loadtest.scenario import Crowd, Plan
 from loadtest.sse_client import Ask, Client, Ended, Pace, Stream, Target, report
 from loadtest.stage import Stage
 from loadtest.tally import CHAT, SLOW, Tally
@@ -28,6 +29,7 @@ class StreamUser(User):
     stage: ClassVar[Stage | None] = None
     chance: ClassVar[random.Random] = random.Random(1)  # the same users in every run
     numbers: ClassVar[Iterator[int]] = itertools.count(1)
+    crowd: Crowd | None = None
 
     def on_start(self) -> None:
         """Begin as somebody new."""
@@ -42,7 +44,7 @@ class StreamUser(User):
 
     def wait_time(self) -> float:
         """Think."""
-        return self.chance.uniform(*self.plan.think_s)
+        return self.chance.uniform(*(self.crowd or self.plan).think_s)
 
     def session(self) -> str:
         """This user's session, a new one when the old has had its requests."""
@@ -55,7 +57,8 @@ class StreamUser(User):
     def run_stream(self, kind: str, tokens: int, pace: Pace | None = None) -> Stream:
         """One stream, recorded and reported."""
         session = self.session()
-        ask = Ask(tokens, self.ask.model, session, self.ask.headers, self.ask.checked)
+        headers = self.ask.headers + (self.crowd.headers if self.crowd is not None else ())
+        ask = Ask(tokens, self.ask.model, session, headers, self.ask.checked)
         phase = self.tally.begin()
         began_s = time.perf_counter()
         try:
@@ -72,12 +75,28 @@ class StreamUser(User):
 class ChatUser(StreamUser):
     """Somebody who chats: a stream, a thought, the next; waits as long as a refusal asks for."""
 
+    joined: ClassVar[Counter[str]] = Counter()
+
+    def on_start(self) -> None:
+        """Join the crowd that lacks most of its part."""
+        super().on_start()
+        if self.plan.crowds:
+            self.crowd = min(self.plan.crowds, key=lambda crowd: (self.joined[crowd.kind] + 1) / crowd.parts)
+            self.joined[self.crowd.kind] += 1
+
+    def on_stop(self) -> None:
+        """Leave the crowd, too."""
+        if self.crowd is not None:
+            self.joined[self.crowd.kind] -= 1
+        super().on_stop()
+
     @task
     def chat(self) -> None:
         """One stream; none any more once the run is over, so that those under way can end."""
         if self.stage is not None and self.stage.over:
             return
-        stream = self.run_stream(CHAT, self.chance.randint(*self.plan.tokens))
+        kind = self.crowd.kind if self.crowd is not None else CHAT
+        stream = self.run_stream(kind, self.chance.randint(*(self.crowd or self.plan).tokens))
         if stream.ended is Ended.REFUSED:
             time.sleep(min(stream.retry_after_s or 1.0, MAX_RETRY_AFTER_S))
 

@@ -13,10 +13,20 @@ from loadtest.shapes import Shape
 from loadtest.stage import Setting, Stage
 
 
+class Crowd(msgspec.Struct, frozen=True):
+    """Users who are alike: `parts` of all, whose streams are recorded as of this `kind` and carry these headers."""
+
+    kind: str
+    parts: int
+    headers: tuple[tuple[str, str], ...] = ()
+    tokens: tuple[int, int] = (16, 64)
+    think_s: tuple[float, float] = (0.05, 0.25)
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What each user does: streams of `tokens`, `think_s` between them, a new session after `session_requests`.
 
-    Pairs are the ends of a uniform choice.
+    Pairs are the ends of a uniform choice. With `crowds`, what a user asks for and how long he thinks is his crowd's.
     """
 
     tokens: tuple[int, int] = (16, 64)
@@ -24,6 +34,7 @@ class Plan(msgspec.Struct, frozen=True):
     session_requests: tuple[int, int] = (4, 12)
     patience_s: float = 20.0
     slow_tokens: int = 100_000
+    crowds: tuple[Crowd, ...] = ()
 
 
 class Scenario(msgspec.Struct, frozen=True):

@@ -40,10 +40,14 @@ class StageError(Exception):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What is put up. `script` is the simulated engines', `service` the policy's service without its endpoints."""
+    """What is put up. `script` is the simulated engines', `service` the policy's service without its endpoints.
+
+    `policy` is what the policy says besides its service.
+    """
 
     script: dict[str, Any] = {}
     service: dict[str, Any] = {}
+    policy: dict[str, Any] = {}
     versions: tuple[str, ...] = ("v1", "v1", "v1")
     """One engine each."""
     leaky: bool = False
@@ -226,7 +230,8 @@ class Stage:
             raise StageError("there is no policy of ours to write: the sidecar is not ours")
         fresh = self._policy.with_suffix(".new")
         fresh.write_text(
-            policy_text(service, [engine.key for engine in self.engines], self.setting.versions), encoding="utf-8"
+            policy_text(service, [engine.key for engine in self.engines], self.setting.versions, self.setting.policy),
+            encoding="utf-8",
         )
         fresh.replace(self._policy)
 
@@ -259,11 +264,13 @@ class Stage:
         return 0.0 if self.admin is None else self.admin.total("sidecar_breaker_transitions_total", new="open")
 
 
-def policy_text(service: dict[str, Any], keys: Sequence[str], versions: Sequence[str]) -> str:
-    """A policy file (JSON is YAML) with one service for the endpoints `keys` (`host:port`)."""
+def policy_text(
+    service: dict[str, Any], keys: Sequence[str], versions: Sequence[str], besides: dict[str, Any] | None = None
+) -> str:
+    """A policy file (JSON is YAML) with one service for the endpoints `keys` (`host:port`), and what else it says."""
     endpoints = [{"url": f"http://{key}", "version": version} for key, version in zip(keys, versions, strict=True)]
     services = [{"name": "load", "endpoints": endpoints, **service}]
-    return json.dumps({"apiVersion": "sidecar/v1", "kind": "Policy", "services": services}, indent=1)
+    return json.dumps({"apiVersion": "sidecar/v1", "kind": "Policy", "services": services, **(besides or {})}, indent=1)
 
 
 @contextlib.contextmanager
@@ -278,7 +285,8 @@ def simulated(setting: Setting, tally: Tally, seconds: float) -> Iterator[Stage]
                 engines.append(EngineProcess(directory, f"engine-{at + 1}", setting.script))
             policy = directory / "policy.yaml"
             policy.write_text(
-                policy_text(setting.service, [engine.key for engine in engines], setting.versions), encoding="utf-8"
+                policy_text(setting.service, [engine.key for engine in engines], setting.versions, setting.policy),
+                encoding="utf-8",
             )
             if setting.leaky:
                 upstreams = [str(engine.port) for engine in engines]

@@ -15,6 +15,7 @@ from loadtest.sse_client import BROKEN, Ended, Stream
 
 CHAT = "chat"
 SLOW = "slow reader"
+ALL = ""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -85,8 +86,8 @@ class Tally:
         return self.begun - len(self.records)
 
     def of(self, kind: str = CHAT, phase: str = "") -> list[Record]:
-        """The records of a kind, of one phase or of all."""
-        return [record for record in self.records if record.kind == kind and phase in ("", record.phase)]
+        """The records of a kind or of `ALL`, of one phase or of all."""
+        return [rec for rec in self.records if kind in (ALL, rec.kind) and phase in ("", rec.phase)]
 
     def goodput(self, ttft_s: float, kind: str = CHAT, phase: str = "") -> float:
         """Share of streams that came whole, first token in time, of those not left by their user; nan of none."""

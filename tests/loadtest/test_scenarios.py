@@ -8,6 +8,7 @@ import pytest
 
 from loadtest import scenarios
 from loadtest.marks import Evidence, Facts, Mark
+from loadtest.scenarios import classes
 from loadtest.sse_client import Ended, Stream
 from loadtest.stage import policy_text
 from loadtest.tally import CHAT, SLOW, Tally
@@ -90,7 +91,26 @@ def good_slow() -> Evidence:
     return found
 
 
-GOOD = {"surge": good_surge, "stall": good_stall, "kill": good_kill, "weights": good_weights, "slow": good_slow}
+def good_classes() -> Evidence:
+    found = evidence()
+    for kind in (classes.VOICE, classes.VICTIM):
+        add(found, 100, kind=kind)
+    add(found, 100, kind=classes.FLOOD, ttft_s=2.0)
+    add(found, 10, kind=classes.BATCH, ttft_s=9.0)
+    add(found, 5, kind=classes.BATCH, ended=Ended.REFUSED, status=503, reason="preempted", retry_after_s=1.0)
+    add(found, 30, kind=classes.SPENDER)
+    add(found, 9, kind=classes.SPENDER, ended=Ended.REFUSED, status=429, reason="quota_exceeded", retry_after_s=12.0)
+    return found
+
+
+GOOD = {
+    "surge": good_surge,
+    "stall": good_stall,
+    "kill": good_kill,
+    "weights": good_weights,
+    "slow": good_slow,
+    "classes": good_classes,
+}
 
 
 def _lost(found: Evidence) -> None:
@@ -125,6 +145,14 @@ def _only(kind: Ended) -> Spoil:
     return spoil
 
 
+def _without(kind: str, ended: Ended) -> Spoil:
+    def spoil(found: Evidence) -> None:
+        found.tally.records[:] = [rec for rec in found.tally.records if (rec.kind, rec.ended) != (kind, ended)]
+        found.tally.begun = len(found.tally.records)
+
+    return spoil
+
+
 def _drop(phase: str) -> Spoil:
     def spoil(found: Evidence) -> None:
         found.tally.records[:] = [record for record in found.tally.records if record.phase != phase]
@@ -147,6 +175,11 @@ def _grow(found: Evidence) -> None:
 
 CUT: dict[str, Any] = {"ended": Ended.SILENT, "endpoint": VICTIM}
 ELSEWHERE: dict[str, Any] = {"ended": Ended.TOLD, "endpoint": "b:2"}
+
+
+def _refused(**fields: Any) -> Spoil:
+    return _add(kind=classes.BATCH, ended=Ended.REFUSED, **fields)
+
 
 SPOILED: list[tuple[str, str, Spoil]] = [
     ("surge", "breakers that opened, any scope", _count_one_opened),
@@ -190,6 +223,17 @@ SPOILED: list[tuple[str, str, Spoil]] = [
     ("slow", "the others' streams broken", _add(ended=Ended.SILENT)),
     ("slow", "the others' goodput", _add(phase="slow", ttft_s=3.0)),
     ("slow", "streams unaccounted for", _lost),
+    ("classes", "goodput of voice, first token in 500 ms", _add(5, kind=classes.VOICE, ttft_s=0.6)),
+    ("classes", "goodput of voice, first token in 500 ms", _add(5, kind=classes.VOICE, ended=Ended.REFUSED)),
+    ("classes", "goodput of the flood's victim", _add(5, kind=classes.VICTIM, ttft_s=1.1)),
+    ("classes", "first token of the flood over its victim's", _add(200, kind=classes.FLOOD, ttft_s=0.2)),
+    ("classes", "batch streams that came whole", _without(classes.BATCH, Ended.WHOLE)),
+    ("classes", "refusals without a reason or a time", _refused(status=429, reason="overloaded")),
+    ("classes", "refusals without a reason or a time", _refused(status=503, reason="no_endpoint", retry_after_s=1.0)),
+    ("classes", "requests refused for the quota", _without(classes.SPENDER, Ended.REFUSED)),
+    ("classes", "requests served above the quota", _add(40, kind=classes.SPENDER)),
+    ("classes", "streams broken", _add(kind=classes.BATCH, ended=Ended.SILENT)),
+    ("classes", "streams unaccounted for", _lost),
 ]
 
 
@@ -235,7 +279,7 @@ def test_policies_are_good_ones(name: str, broken: bool) -> None:
     found = scenarios.scenario(name)
     setting = found.broken_setting if broken else found.setting
     keys = [f"127.0.0.1:{8000 + at}" for at in range(len(setting.versions))]
-    snapshot = load([("load.yaml", policy_text(setting.service, keys, setting.versions).encode())], 1)
+    snapshot = load([("load.yaml", policy_text(setting.service, keys, setting.versions, setting.policy).encode())], 1)
     assert len(snapshot.services[0].endpoints) == len(setting.versions)
     assert found.broken_setting != found.setting
 
