@@ -62,7 +62,7 @@ TOKEN_METRICS: Final[tuple[tuple[str, Kind, str, Callable[[Tokens], int]], ...]]
         lambda tokens: tokens.verified,
     ),
     (
-        "sidecar_jwt_undecided_total",
+        "sidecar_jwt_unavailable_total",
         "counter",
         "Requests whose token nobody could judge, since its issuer's keys could not be read",
         lambda tokens: tokens.unavailable,

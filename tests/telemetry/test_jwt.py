@@ -41,7 +41,7 @@ async def test_good_and_refused_tokens_are_counted_by_what_is_wrong() -> None:
     assert await value(metrics, "sidecar_jwt_verified_total") == 70
     assert await value(metrics, "sidecar_jwt_refused_total", why="expired") == 3
     assert await value(metrics, "sidecar_jwt_refused_total", why="issuer") == 0
-    assert await value(metrics, "sidecar_jwt_undecided_total") == 5
+    assert await value(metrics, "sidecar_jwt_unavailable_total") == 5
     assert await value(metrics, "sidecar_jwt_signatures_total") == 11
     assert await value(metrics, "sidecar_jwt_waiting") == 1
 

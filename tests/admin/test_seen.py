@@ -1,0 +1,226 @@
+"""What operators see of admission and quotas, of a sidecar that serves: the line, the metrics, the page, the client.
+
+The engine answers when the test says so, so that who runs and who waits is known and nothing sleeps.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sidecar.policy.schema import Admission, Identity, QosPolicy, Quota, Source
+from sidecar.settings import Listen
+from tests.harness import Message, Peer, Upstream, eventually
+from tests.under_test import Sidecar, chat, refusal, service, sidecar, whole_stream
+
+VOICE = QosPolicy(name="voice", latency_sla_ms=100, priority=9)
+BATCH = QosPolicy(name="batch", latency_sla_ms=60_000, priority=1, preemptible=True)
+WHO = Identity(tenant=(Source(header="x-tenant-id"),), qos_class=(Source(header="x-class"),))
+ONE_AT_A_TIME = Admission(limit="fixed", concurrency=1, queue=1)
+
+
+class Engine:
+    """Holds every request until `release`."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.asked = 0
+
+    async def play(self, peer: Peer) -> None:
+        while True:
+            await peer.request()
+            self.asked += 1
+            await self.free.wait()
+            await peer.send(whole_stream())
+
+
+class Seen:
+    """A sidecar, its admin pages and its log."""
+
+    def __init__(self, proxy: Sidecar, engine: Engine, client: aiohttp.ClientSession, log: int) -> None:
+        self.proxy = proxy
+        self.engine = engine
+        self._client = client
+        self._log = log
+
+    async def page(self, path: str) -> Any:
+        async with self._client.get(f"http://127.0.0.1:{self.proxy.running.admin_port}{path}") as response:
+            return json.loads(await response.read())
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples that have these labels."""
+        async with self._client.get(f"http://127.0.0.1:{self.proxy.running.admin_port}/metrics") as response:
+            text = (await response.read()).decode()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    async def lines(self, count: int) -> list[dict[str, Any]]:
+        """The first `count` request lines."""
+        text = b""
+
+        def told() -> list[dict[str, Any]]:
+            decoded = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
+            return [line for line in decoded if line["event"] == "request"]
+
+        async with asyncio.timeout(5):
+            while len(told()) < count:
+                text += await asyncio.to_thread(os.read, self._log, 1 << 16)
+        return told()
+
+    def ask(self, qos: str = "", tenant: str = "") -> "asyncio.Task[Message]":
+        headers = [b"x-class: " + qos.encode()] if qos else []
+        if tenant:
+            headers.append(b"x-tenant-id: " + tenant.encode())
+        return asyncio.get_running_loop().create_task(self.proxy.once(chat(headers=headers)))
+
+    async def queued(self, count: int) -> None:
+        (state,) = self.proxy.running.fleet.services.values()
+        await eventually(lambda: state.gate is not None and state.gate.queued == count, f"{count} to wait")
+
+    async def running(self, count: int) -> None:
+        await eventually(lambda: self.engine.asked == count, f"{count} requests at the engine")
+
+
+@contextlib.asynccontextmanager
+async def seen(
+    admission: Admission = ONE_AT_A_TIME,
+    quotas: Sequence[Quota] = (),
+    policies: Sequence[QosPolicy] = (VOICE, BATCH),
+) -> AsyncIterator[Seen]:
+    engine = Engine()
+    log, log_in = os.pipe()
+    try:
+        async with (
+            Upstream(engine.play) as upstream,
+            aiohttp.ClientSession() as client,
+            sidecar(
+                service(upstream, admission=admission),
+                identity=WHO,
+                qos_policies=policies,
+                quotas=quotas,
+                admin=Listen("127.0.0.1", 0),
+                access_log="all",
+                log_format="json",
+                log_fd=log_in,
+            ) as proxy,
+        ):
+            yield Seen(proxy, engine, client, log)
+    finally:
+        os.close(log)
+        os.close(log_in)
+
+
+def reason(answer: Message) -> tuple[int, str, str]:
+    """Status, reason and Retry-After; checks the shape that every refusal has."""
+    status, word, code = refusal(answer)
+    assert word == code
+    return status, word, answer.header(b"retry-after").decode()
+
+
+async def test_who_waits_is_on_every_page_while_it_waits() -> None:
+    async with seen() as it:
+        first = it.ask("batch", "nightly")
+        await it.running(1)
+        second = it.ask("batch", "weekly")
+        await it.queued(1)
+        (line,) = await it.page("/admission")
+        batch = next(each for each in line["classes"] if each["name"] == "batch")
+        assert (line["mode"], line["queued"], line["running"], line["tenants"]) == ("enforce", 1, 1, 2)
+        assert (batch["queued"], batch["running"], batch["turns"]) == (1, 1, 1)
+        assert (line["endpoints"][0]["limit"], line["endpoints"][0]["in_flight"]) == (1.0, 1)
+        assert (await it.page("/healthz"))["parts"]["queue default"]["detail"].startswith("1 wait (batch 1)")
+        assert await it.metric("sidecar_queued", service="default", qos="batch") == 1
+        assert await it.metric("sidecar_running", service="default", qos="batch") == 1
+        it.engine.free.set()
+        assert [(await each).status for each in (first, second)] == [200, 200]
+        assert await it.metric("sidecar_queued") == 0
+        assert "queue default" not in (await it.page("/healthz"))["parts"]
+        assert await it.metric("sidecar_queue_wait_seconds_count", qos="batch") == 1
+        one, two = await it.lines(2)
+        assert (one["tenant"], one["qos"], "queued_s" in one) == ("nightly", "batch", False)
+        assert (two["tenant"], two["qos"], two["queued_s"] > 0) == ("weekly", "batch", True)
+        assert two["ttft_s"] >= two["queued_s"]
+
+
+async def test_who_is_turned_away_is_told_why_and_so_is_the_operator() -> None:
+    async with seen() as it:
+        running, waiting = it.ask("batch", "a"), None
+        await it.running(1)
+        waiting = it.ask("batch", "a")
+        await it.queued(1)
+        status, word, after = reason(await it.ask("batch", "a"))
+        assert (status, word, int(after) >= 1) == (429, "overloaded", True)
+        voice = it.ask("voice", "phone")
+        assert reason(await running) == (503, "preempted", "1")
+        await it.running(2)
+        it.engine.free.set()
+        assert (await voice).status == 200
+        lines = {(line["qos"], line["status"]): line for line in await it.lines(3)}
+        assert (lines["batch", 429]["flag"], lines["batch", 429]["reason"]) == ("SH", "overloaded")
+        assert (lines["batch", 503]["flag"], lines["batch", 503]["reason"]) == ("SH", "preempted")
+        assert lines["voice", 200]["queued_s"] > 0
+        for name in ("overloaded", "preempted"):
+            assert await it.metric("sidecar_turned_away_total", qos="batch", reason=name, mode="enforce") >= 1
+            assert await it.metric("sidecar_requests_total", reason=name) >= 1
+        await asyncio.wait([waiting])
+
+
+async def test_a_tenant_s_quota_is_told_on_every_answer_and_its_refusal_to_all() -> None:
+    quota = Quota(name="small", tenant="t", requests_per_minute=2, tokens_per_minute=10_000)
+    async with seen(Admission(mode="off"), [quota]) as it:
+        it.engine.free.set()
+        answers = [await it.ask(tenant="t") for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        for answer, left in zip(answers, (1, 0, 0), strict=True):
+            assert answer.header(b"x-ratelimit-limit-requests") == b"2"
+            assert int(answer.header(b"x-ratelimit-remaining-requests")) == left
+            assert answer.header(b"x-ratelimit-limit-tokens") == b"10000"
+            assert answer.header(b"x-ratelimit-reset-requests")
+        status, word, after = reason(answers[2])
+        assert (status, word, int(after) >= 1) == (429, "quota_exceeded", True)
+        other = await it.ask(tenant="somebody-else")
+        assert other.status == 200 and not other.values(b"x-ratelimit-limit-requests")
+        lines = await it.lines(4)
+        assert [line["tenant"] for line in lines] == ["t", "t", "t", "somebody-else"]
+        assert lines[0]["reserved_tokens"] > 0 and lines[0]["counted"] in ("exact", "cached", "estimated")
+        assert (lines[2]["flag"], lines[2]["reason"]) == ("RL", "quota_exceeded")
+        assert "reserved_tokens" not in lines[3]
+        labels = {"quota": "small", "window": "requests_per_minute", "mode": "enforce"}
+        assert await it.metric("sidecar_quota_refused_total", **labels) == 1
+        assert await it.metric("sidecar_quota_reserved_tokens_total", quota="small") == 2 * lines[0]["reserved_tokens"]
+
+
+async def test_in_shadow_nobody_is_refused_and_all_is_told() -> None:
+    quota = Quota(name="small", tenant="t", requests_per_minute=1, mode="shadow")
+    admission = Admission(limit="fixed", concurrency=1, queue=0, mode="shadow")
+    async with seen(admission, [quota]) as it:
+        asked = [it.ask("batch", "t") for _ in range(3)]
+        await it.running(3)
+        it.engine.free.set()
+        assert [(await each).status for each in asked] == [200] * 3
+        lines = await it.lines(3)
+        assert sum("shadowed" in line for line in lines) >= 2
+        assert await it.metric("sidecar_turned_away_total", mode="shadow") == 2
+        assert await it.metric("sidecar_turned_away_total", mode="enforce") == 0
+        assert await it.metric("sidecar_quota_refused_total", mode="shadow", quota="small") == 2
+
+
+@pytest.mark.parametrize("name", ["tenant-secret", "x" * 200])
+async def test_no_tenant_is_in_the_metrics_or_on_the_page(name: str) -> None:
+    async with seen(quotas=[Quota(name="all", tokens_per_minute=100_000)]) as it:
+        it.engine.free.set()
+        assert (await it.ask("batch", name)).status == 200
+        assert name not in json.dumps(await it.page("/admission"))
+        assert await it.metric("sidecar_admission_tenants") == 1
+        async with it._client.get(f"http://127.0.0.1:{it.proxy.running.admin_port}/metrics") as response:
+            assert name.encode() not in await response.read()
