@@ -235,12 +235,8 @@ class Group:
         share.queued += 1
         if last is None:
             self.offer(share)
-        self._entries += 1
-        share.length = -self._entries  # of those with as many, whose last came last
-        heappush(self._longest, (-share.queued / share.weight, share.length, share))
-        if len(self._longest) > 2 * self.waiting + SLACK:
-            self._longest = [entry for entry in self._longest if entry[1] == entry[2].length and entry[2].queued]
-            heapify(self._longest)
+        if last is not None or share.weight < 1.0:
+            self._note_length(share)
         end = self.tail
         if end is None:
             self.head = ticket
@@ -303,16 +299,28 @@ class Group:
                 return share
 
     def longest(self) -> Share:
-        """Who has most waiting, for its weight. Somebody waits here."""
-        heap = self._longest
-        while True:
+        """Who has most waiting, for its weight; of those with as many, whose last came last. Somebody waits here."""
+        heap, tail = self._longest, self.tail
+        assert tail is not None and tail.share is not None
+        newest = tail.share
+        while heap:
             length, entry, share = heap[0]
             if entry != share.length:
                 heappop(heap)
             elif -share.queued / share.weight > length:
                 heapreplace(heap, (-share.queued / share.weight, entry, share))
             else:
-                return share
+                # Tenants with one request are in no heap: the last that came is as good as any of them.
+                return share if -length > newest.queued / newest.weight else newest
+        return newest
+
+    def _note_length(self, share: Share) -> None:
+        self._entries += 1
+        share.length = -self._entries
+        heappush(self._longest, (-share.queued / share.weight, share.length, share))
+        if len(self._longest) > 2 * self.waiting + SLACK:
+            self._longest = [entry for entry in self._longest if entry[1] == entry[2].length]
+            heapify(self._longest)
 
     def charge(self, share: Share, tokens: int) -> None:
         """A turn of so many tokens is the tenant's. Of one that waited: before it is removed."""
