@@ -11,10 +11,11 @@ from sidecar.core.fleet import Fleet
 from sidecar.core.quota import Exceeded, Ledger, Reservation
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Result
-from sidecar.policy.schema import Admission, Endpoint, QosPolicy, Quota, Service, Snapshot
+from sidecar.policy.schema import Admission, Endpoint, Quota, Service, Snapshot
 
 MODEL = "m"
 BYTES_PER_TOKEN = 4
+CLASSES = tuple([kind.policy for kind in KINDS])
 USUAL_ANSWER = 256
 """Tokens that an answer is reckoned at before it is known: what the pipeline begins with."""
 
@@ -28,7 +29,6 @@ class Gated:
         self,
         stage: Stage,
         admission: Admission,
-        classes: tuple[QosPolicy, ...] = tuple(kind.policy for kind in KINDS),
         quotas: tuple[Quota, ...] = (),
     ) -> None:
         self.stage = stage
@@ -37,7 +37,7 @@ class Gated:
         policy = Service(name="chat", endpoints=endpoints, admission=admission)
         self._chance = Random(f"qos:{stage.seed}").random
         self._fleet = Fleet(self._chance)
-        self._fleet.apply(Snapshot(version=1, services=(policy,), qos_policies=classes), 0.0)
+        self._fleet.apply(Snapshot(version=1, services=(policy,), qos_policies=CLASSES), 0.0)
         self.service = self._fleet.services[ServiceName("chat")]
         self._indexes = {f"pod-{pod.index}:8000": pod.index for pod in pods}
         self._classes = [self._fleet.classes.by_name[kind.name] for kind in KINDS]
@@ -140,7 +140,7 @@ class Gated:
         assert isinstance(choice, Choice), choice
         choice.node.in_flight += 1
         ticket.node = choice.node
-        self._flying[asked.id] = Flying(self.stage, asked, self._indexes[choice.node.key], (ticket, choice))
+        self._flying[asked.id] = Flying(self.stage, self, asked, self._indexes[choice.node.key], (ticket, choice))
 
     def _context(self, flying: Flying) -> tuple[Ticket, Choice]:
         context = flying.context
@@ -154,14 +154,19 @@ def enforced(*quotas: Quota, **changes: object) -> Callable[[Stage], Policy]:
     return lambda stage: Gated(stage, admission, quotas=quotas)
 
 
-def share() -> int:
-    """Tokens a minute that are a tenant's even part of what the engines can do, in this mix."""
+OVERSOLD = 1.5
+"""Quotas are of so many times an even part: few tenants want all of theirs at once."""
+
+
+def quota() -> Quota:
+    """What a tenant may use in a minute: its even part of what the engines can do in this mix, oversold."""
     tokens = sum(rate_of(kind, 1.0) * (mean(kind.prompt) + mean(kind.output)) for kind in KINDS)
-    return int(60.0 * tokens / TENANTS)
+    return Quota(name="part", tokens_per_minute=int(OVERSOLD * 60.0 * tokens / TENANTS))
 
 
 GATED: dict[str, Callable[[Stage], Policy]] = {
     "product": enforced(limit="fixed", concurrency=ENGINE.slots),
+    "product, fair service": enforced(limit="fixed", concurrency=ENGINE.slots, fairness="service"),
+    "product, quotas": enforced(quota(), limit="fixed", concurrency=ENGINE.slots),
     "product, learned limit": enforced(limit="learned"),
-    "product, quotas": enforced(Quota(name="part", tokens_per_minute=share()), limit="fixed", concurrency=ENGINE.slots),
 }

@@ -28,12 +28,17 @@ RATE = 40.0
 TARGET_S = 3.0
 MINUTES_S = 600.0
 WARMUP_S = 60.0
+SETTLED_S = 270.0
+"""Until then nothing is wrong in any variant."""
 WINDOW_S = 10.0
 MOVE = 0.1
 """The share of A has turned when it goes back by so much of all requests: less is the chance of 400 of them."""
 ANSWER_S = 0.5
-SHEDS_AT = 16
-"""What A has in flight when it sheds, in the variant where it does."""
+SHEDS_AT, FULL_AT = 16, 20
+"""What an engine has in flight when it says that it is full, in the variants where it does."""
+ALL = 1 << 30
+ENOUGH = 100
+"""Requests in ten seconds: of fewer a share says nothing."""
 
 EVEN = Profile(
     name="t26",
@@ -52,8 +57,9 @@ EVEN = Profile(
 
 class Case(msgspec.Struct, frozen=True):
     """A variant. `rates`: until when so many requests come per second. `sheds`: A says 503 instead of slowing.
-    `slow`: between two moments A takes so many times as long. `away`: A is scaled away and comes back. `alone`: there
-    is no B."""
+    `slow`: between two moments A takes so many times as long. `away`: A is scaled away and comes back. `full`: between
+    two moments both say 503 from `FULL_AT` in flight on. `admission`: of the policy; None: the default's. `well_at`:
+    from when on A ought to have its share again."""
 
     name: str
     what: str
@@ -62,9 +68,17 @@ class Case(msgspec.Struct, frozen=True):
     slow: tuple[float, float, float] = (0.0, 0.0, 1.0)
     away: tuple[float, float] = (0.0, 0.0)
     full: tuple[float, float] = (0.0, 0.0)
+    admission: Admission | None = None
+    well_at: float = 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether the two can do what is asked, all the time."""
+        return not self.full[1] and self.admission is None
 
 
 QUIET_S = 1800.0
+OVER = Admission(mode="enforce", limit="fixed", concurrency=20, queue=50)
 CASES = (
     Case("steady", "40 requests/s for 10 minutes"),
     Case("sheds", "A says 503 from 16 in flight on, and is as fast as ever", sheds=True),
@@ -73,9 +87,11 @@ CASES = (
         "A four times as slow for 2 minutes, then 1 request a minute for 30, then 40/s again",
         rates=((420.0, RATE), (420.0 + QUIET_S, 1.0 / 60.0), (420.0 + QUIET_S + 300.0, RATE)),
         slow=(300.0, 420.0, 4.0),
+        well_at=420.0 + QUIET_S,
     ),
-    Case("autoscaled", "A is removed for a minute and added again", away=(270.0, 330.0)),
-    Case("all full", "B too has but 20 places, from 300 s on, and says 503: both are over", full=(300.0, 600.0)),
+    Case("autoscaled", "A is removed for a minute and added again", away=(270.0, 330.0), well_at=330.0),
+    Case("over", "both may have 20 in flight, 15/s, and 50 may wait: the rest is shed", admission=OVER),
+    Case("full", "from 300 s on both say 503 from 20 in flight on", full=(300.0, 600.0)),
 )
 
 
@@ -84,7 +100,9 @@ class Hunted(msgspec.Struct, frozen=True):
 
     `within`: of all requests, those whose first token came within the target. `turns`: how often A's share changed its
     direction. `shares`: of A, per 10 s (-1: nothing was asked). `shed`: requests that we refused, by reason; `failed`
-    those that failed; `said_full`: answers of engines that were full. `trips`: breakers that opened.
+    those that failed; `said_full`: answers of engines that were full. `trips`: breakers that opened. `again_s`: how
+    long after `well_at` A had half of its usual share again, -1: never, or nothing was wrong; `quiet`: A's share of the
+    few requests between the crowds, -1: there were always many.
     """
 
     case: str
@@ -98,7 +116,8 @@ class Hunted(msgspec.Struct, frozen=True):
     failed: dict[str, int]
     said_full: int
     trips: int
-    late: list[int]
+    again_s: float
+    quiet: float
 
 
 class Held(Flight):
@@ -149,7 +168,11 @@ class Pair(World):
         flight = Held(self, pod, arrival, attempt, arrival, sink)
         now = clock.now
         begin, end = case.full
-        if (case.sheds and pod_index == A and pod.in_flight > SHEDS_AT) or (begin <= now < end and pod.in_flight > 20):
+        if case.sheds and pod_index == A:
+            most = SHEDS_AT
+        else:
+            most = FULL_AT if begin <= now < end else ALL
+        if pod.in_flight > most:
             self.said_full += 1
             clock.at(now + 0.005, flight.said_full)
             return flight
@@ -194,7 +217,7 @@ class Book(Ledger):
             self.opened.append(at)
 
     def tripped(self, scope: str) -> None:
-        self.opened.append(-1.0)
+        raise AssertionError(f"a breaker of a {scope} opened: there are no sessions, and no answer is a fault")
 
 
 def policy_of(endpoints: Sequence[int], admission: Admission) -> Snapshot:
@@ -209,7 +232,7 @@ def policy_of(endpoints: Sequence[int], admission: Admission) -> Snapshot:
 
 def hunt(case: Case, seed: int, admission: Admission | None = None) -> Hunted:
     """Plays it. `admission`: by default the product's own, enforced."""
-    rule = admission if admission is not None else Admission(mode="enforce")
+    rule = admission or case.admission or Admission(mode="enforce")
     world = Pair(case, seed)
     clock = world.clock
     book = Book(world)
@@ -255,29 +278,31 @@ def hunt(case: Case, seed: int, admission: Admission | None = None) -> Hunted:
 
 def _hunted(case: Case, seed: int, asked: Sequence[float], book: Book, said_full: int, end: float) -> Hunted:
     counts = [[0, 0] for _ in range(int(end / WINDOW_S) + 1)]
-    late = [0] * len(counts)
     for at, pod in book.went:
         if at < end:
             counts[int(at / WINDOW_S)][pod] += 1
-    for at, ttft_s in book.firsts:
-        late[int(at / WINDOW_S)] += ttft_s > TARGET_S
-    shares = [a / (a + b) if a + b else -1.0 for a, b in counts[:-1]]
+    shares = [a / (a + b) if a + b >= ENOUGH else -1.0 for a, b in counts[:-1]]
+    quiet = [sum(count[pod] for count in counts if 0 < sum(count) < ENOUGH) for pod in (A, B)]
     count = sum(at >= WARMUP_S for at in asked)
     within = sum(at >= WARMUP_S and ttft_s <= TARGET_S for at, ttft_s in book.firsts)
     warm = [share for share in shares[int(WARMUP_S / WINDOW_S) :] if share >= 0.0]
+    before = [share for share in shares[int(WARMUP_S / WINDOW_S) : int(SETTLED_S / WINDOW_S)] if share >= 0.0]
+    settled = sum(before) / len(before)
+    again = [number for number in range(int(case.well_at / WINDOW_S), len(shares)) if shares[number] >= settled / 2.0]
     return Hunted(
         case.name,
         seed,
         count,
         within / count,
         turns_of(warm),
-        sum(warm) / len(warm),
-        [round(share, 3) for share in shares],
+        settled,
+        [round(share, 3) for share in shares if share >= 0.0],
         _sum(book.refused),
         _sum(book.broken),
         said_full,
-        len(book.opened),
-        late,
+        sum(at >= WARMUP_S for at in book.opened),
+        again[0] * WINDOW_S + WINDOW_S - case.well_at if case.well_at and again else -1.0,
+        quiet[A] / sum(quiet) if sum(quiet) >= 10 else -1.0,
     )
 
 
@@ -285,7 +310,7 @@ def turns_of(shares: Sequence[float], move: float = MOVE) -> int:
     """How often a course turns by at least `move`."""
     turns, way, extreme = 0, 0, shares[0] if shares else 0.0
     for share in shares:
-        if (way >= 0 and share > extreme) or (way <= 0 and share < extreme and way):
+        if (way > 0 and share > extreme) or (way < 0 and share < extreme):
             extreme = share
         elif abs(share - extreme) >= move:
             turns += way != 0

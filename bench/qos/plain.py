@@ -107,7 +107,7 @@ class Open:
 
     def start(self, asked: Asked) -> None:
         pods = self.stage.world.pods
-        Flying(self.stage, asked, self.choose(range(len(pods))), None)
+        Flying(self.stage, self, asked, self.choose(range(len(pods))), None)
 
     def choose(self, among: "range | list[int]") -> int:
         """The less loaded of two at random."""
@@ -159,7 +159,7 @@ class Limited(Open):
             if asked is None:
                 return
             self._waits -= 1
-            Flying(self.stage, asked, self.choose(room), None)
+            Flying(self.stage, self, asked, self.choose(room), None)
 
 
 PLAIN: dict[str, Callable[[Stage], Policy]] = {

@@ -74,7 +74,7 @@ def index(counted: Counted, kind: int) -> float | None:
 def parts(rows: Sequence[Row], hunted: Sequence[Hunted]) -> dict[str, str]:
     """All tables by name."""
     table = Table(rows)
-    made = {}
+    made: dict[str, str] = {}
     if rows:
         made |= {
             "aims": _aims(table, hunted),

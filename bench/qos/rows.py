@@ -8,10 +8,15 @@ import msgspec
 from bench.qos.gated import GATED
 from bench.qos.plain import PLAIN
 from bench.qos.stage import Counted, Policy, Stage
-from bench.qos.traffic import KINDS, requests
+from bench.qos.traffic import ENGINE, KINDS, requests
+from bench.qos.whole import whole
 
-POLICIES: dict[str, Callable[[Stage], Policy]] = {**PLAIN, **GATED}
-PRODUCT = "product"
+PRODUCT, WHOLE = "product", "product, whole"
+POLICIES: dict[str, Callable[[Stage], Policy]] = {
+    **PLAIN,
+    **GATED,
+    WHOLE: whole(limit="fixed", concurrency=ENGINE.slots),
+}
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
 SECONDS = 300.0
 EVALUATION = 100_000

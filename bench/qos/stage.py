@@ -29,14 +29,18 @@ class Policy(Protocol):
     def start(self, asked: Asked) -> None:
         """A request came."""
 
+    def tick(self, now: float) -> None:
+        """A second went by."""
+
+
+class Sender(Policy, Protocol):
+    """One that sends by `Flying`."""
+
     def first(self, flying: "Flying") -> None:
         """Its first token came."""
 
     def over(self, flying: "Flying", whole: bool) -> None:
         """The engine is done with it; or it was given up (not `whole`)."""
-
-    def tick(self, now: float) -> None:
-        """A second went by."""
 
 
 class Passed:
@@ -78,10 +82,11 @@ class Passed:
 class Flying:
     """A request at an engine: hears of it for the policy and for the count."""
 
-    __slots__ = ("asked", "context", "flight", "gone", "pod", "stage")
+    __slots__ = ("asked", "context", "flight", "gone", "pod", "sender", "stage")
 
-    def __init__(self, stage: "Stage", asked: Asked, pod: int, context: object) -> None:
+    def __init__(self, stage: "Stage", sender: Sender, asked: Asked, pod: int, context: object) -> None:
         self.stage = stage
+        self.sender = sender
         self.asked = asked
         self.pod = pod
         self.context = context
@@ -97,7 +102,7 @@ class Flying:
             self.gone = True
             self.flight.abort()
             self.stage.ended(self.asked, word)
-            self.stage.policy.over(self, False)
+            self.sender.over(self, False)
 
     def _late(self) -> None:
         if self.asked.first_at < 0.0:
@@ -105,7 +110,7 @@ class Flying:
 
     def first(self, flight: Flight) -> None:
         self.asked.first_at = self.stage.clock.now
-        self.stage.policy.first(self)
+        self.sender.first(self)
 
     def token(self, flight: Flight) -> None:
         pass
@@ -113,7 +118,7 @@ class Flying:
     def end(self, flight: Flight) -> None:
         self.gone = True
         self.stage.ended(self.asked, SERVED)
-        self.stage.policy.over(self, True)
+        self.sender.over(self, True)
 
     def error(self, flight: Flight, kind: str) -> None:
         raise AssertionError(f"nothing fails here: {kind}")
@@ -155,7 +160,8 @@ class Stage:
             self._work[asked.kind][asked.tenant] += asked.tokens
 
     def _again(self, asked: Asked) -> None:
-        self.passed.waits(asked, self.clock.now)
+        asked.began_at = self.clock.now
+        self.passed.waits(asked, asked.began_at)
         self.policy.start(asked)
 
     def play(self, policy: Callable[["Stage"], Policy], coming: Sequence[Asked]) -> "Counted":

@@ -85,17 +85,17 @@ class Asked(Arrival):
     """One request, and what became of it. Times are the clock's, -1 where it did not happen.
 
     `kind` and `tenant` are numbers. `word` is "" while it is under way, "served", or why it was not.
-    `evicted`: how often it was.
+    `evicted`: how often it was; `began_at`: when it came again.
     """
 
-    __slots__ = ("ended_at", "evicted", "first_at", "flood", "kind", "sent_at", "tenant", "word")
+    __slots__ = ("began_at", "ended_at", "evicted", "first_at", "flood", "kind", "sent_at", "tenant", "word")
 
     def __init__(self, id: int, at: float, prompt: int, output: int, kind: int, tenant: int, flood: bool) -> None:
         super().__init__(id, at, prompt, output, None, 0)
         self.kind = kind
         self.tenant = tenant
         self.flood = flood
-        self.sent_at = self.first_at = self.ended_at = -1.0
+        self.began_at = self.sent_at = self.first_at = self.ended_at = -1.0
         self.word = ""
         self.evicted = 0
 

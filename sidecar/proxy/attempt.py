@@ -224,6 +224,11 @@ class Attempt:
         self.paused_at = 0.0
         self.bytes_out = 0
 
+    @property
+    def request_id(self) -> bytes:
+        """Of the request that it is an attempt at."""
+        return self._request.request_id
+
     # What the exchange calls.
 
     def start(self, engine_head: bytes) -> None:

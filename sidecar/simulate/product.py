@@ -152,7 +152,7 @@ class Link:
         sink = self._heard()
         self._flight = None
         if sink is not None:
-            sink.on_body(_LAST)
+            sink.on_body(self._product.last(self._client.arrival))
             self._over(sink)
 
     def error(self, flight: Flight, kind: str) -> None:
@@ -304,9 +304,11 @@ class Connector:
         self._opening: dict[Sink, Link] = {}
 
     def open(self, key: EndpointKey, endpoint: Endpoint, connect_s: float, sink: Sink, *, fresh: bool = False) -> None:
-        """A link for the request whose turn it is."""
-        copy = isinstance(sink, Attempt) and isinstance(sink.owner, Probe)
-        Link(self._product, self._product.turn, sink).open(self._indexes[key], copy)
+        """A link for the request that it is an attempt at: who waited has its turn at another's end."""
+        assert isinstance(sink, Attempt)
+        Link(self._product, self._product.caller(sink.request_id), sink).open(
+            self._indexes[key], isinstance(sink.owner, Probe)
+        )
 
     def cancel(self, sink: Sink) -> None:
         """Connects here are over within a millisecond, and no deadline is that short."""
@@ -320,7 +322,19 @@ class Product:
     that is being worked on: what a link or a deadline sets off is all of one request.
     """
 
-    __slots__ = ("_fleet", "_keys", "_lines", "_model", "_notes", "_service", "_settled", "context", "pipeline", "turn")
+    __slots__ = (
+        "_callers",
+        "_fleet",
+        "_keys",
+        "_lines",
+        "_model",
+        "_notes",
+        "_service",
+        "_settled",
+        "context",
+        "pipeline",
+        "turn",
+    )
 
     def __init__(
         self, context: Context, policy: Service | Snapshot, service: str = "", *, settled: bool = True
@@ -339,6 +353,7 @@ class Product:
         self._service = fleet.services[ServiceName(served.name)]
         self._notes = Notes(context, indexes)
         self._lines: dict[str, list[Line]] = {}
+        self._callers: dict[bytes, Caller] = {}
         self._settled = settled
         self.turn = Caller(self, Arrival(0, 0.0, 0, 0, None, 0))
         self.pipeline = Pipeline(
@@ -354,6 +369,13 @@ class Product:
 
     def start(self, arrival: Arrival) -> None:
         """A request comes; its session lives where it always did."""
+        request = self.asked(arrival)
+        self.turn = self._callers[request.request_id] = caller = Caller(self, arrival)
+        caller.exchange = exchange = self.pipeline.exchange(request, caller)
+        exchange.start()
+
+    def asked(self, arrival: Arrival) -> Request:
+        """What the client sends."""
         session = arrival.session
         request = Request()
         request.method = b"POST"
@@ -371,9 +393,15 @@ class Product:
                 if self._settled:
                     self._settle(self._service.session(SessionId(session), self.context.clock.now), arrival)
             request.headers = lines
-        self.turn = caller = Caller(self, arrival)
-        caller.exchange = exchange = self.pipeline.exchange(request, caller)
-        exchange.start()
+        return request
+
+    def caller(self, request_id: bytes) -> Caller:
+        """The client of a request; of a copy that is tried once more when that is gone, whose turn it is."""
+        return self._callers.get(request_id, self.turn)
+
+    def last(self, arrival: Arrival) -> bytes:
+        """The end of an engine's answer to it."""
+        return _LAST
 
     def tick(self, now: float) -> None:
         """What the sidecar does once a second."""
@@ -386,6 +414,7 @@ class Product:
     def done(self, caller: Caller) -> None:
         """A request is over."""
         record, ledger, arrival = self._notes.last, self.context.ledger, caller.arrival
+        del self._callers[b"%d" % arrival.id]
         assert record is not None
         if record.result is _SUCCESS and record.reason is None and record.ttft_s is not None:
             ledger.served(arrival, record.ttft_s)
