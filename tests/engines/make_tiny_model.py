@@ -16,7 +16,7 @@ from pathlib import Path
 
 # These three live in the engine environment only, where nothing type-checks.
 import torch  # type: ignore[import-not-found]
-from tokenizers import ByteLevelBPETokenizer  # type: ignore[import-not-found]
+from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # type: ignore[import-not-found]
 
 VOCABULARY = 2048

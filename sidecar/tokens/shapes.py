@@ -1,0 +1,60 @@
+"""The shapes of a prompt's JSON, as much of them as is read, and a decoder for each.
+
+What a model reads stays raw: it is cut and counted a piece at a time, never built whole. Uncompiled, as msgspec reads
+annotations (`wire.shapes`).
+"""
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """A message of a chat, an item of Responses or a tool: what of it is text to the model."""
+
+    role: msgspec.Raw = msgspec.Raw()
+    name: msgspec.Raw = msgspec.Raw()
+    description: msgspec.Raw = msgspec.Raw()
+    content: msgspec.Raw = msgspec.Raw()
+    reasoning_content: msgspec.Raw = msgspec.Raw()
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
+    arguments: msgspec.Raw = msgspec.Raw()
+    output: msgspec.Raw = msgspec.Raw()
+    function: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+    input_schema: msgspec.Raw = msgspec.Raw()
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """A part of a message's content; `input` and `content` are those of Anthropic's tools."""
+
+    type: str = ""
+    text: msgspec.Raw = msgspec.Raw()
+    refusal: msgspec.Raw = msgspec.Raw()
+    thinking: msgspec.Raw = msgspec.Raw()
+    name: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class Function(msgspec.Struct, frozen=True, gc=False):
+    """What is called."""
+
+    name: msgspec.Raw = msgspec.Raw()
+    arguments: msgspec.Raw = msgspec.Raw()
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
+    """A call that the model made."""
+
+    function: Function = Function()
+
+
+decode_values = msgspec.json.Decoder(msgspec.Raw).decode_lines
+decode_messages = msgspec.json.Decoder(list[Message]).decode
+decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
+decode_texts = msgspec.json.Decoder(list[str]).decode
+decode_parts = msgspec.json.Decoder(list[Part]).decode
+decode_tool_calls = msgspec.json.Decoder(list[ToolCall]).decode
+decode_function = msgspec.json.Decoder(Function).decode
+decode_text = msgspec.json.Decoder(str).decode
+encode = msgspec.json.Encoder().encode
