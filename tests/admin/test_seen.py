@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidecar.policy.schema import Admission, Identity, QosPolicy, Quota, Source
 from sidecar.settings import Listen
 from tests.harness import Message, Peer, Upstream, eventually
+from tests.jwt import issuing
 from tests.under_test import Sidecar, chat, refusal, service, sidecar, whole_stream
 
 VOICE = QosPolicy(name="voice", latency_sla_ms=100, priority=9)
@@ -77,8 +80,10 @@ class Seen:
                 text += await asyncio.to_thread(os.read, self._log, 1 << 16)
         return told()
 
-    def ask(self, qos: str = "", tenant: str = "") -> "asyncio.Task[Message]":
+    def ask(self, qos: str = "", tenant: str = "", token: bytes = b"") -> "asyncio.Task[Message]":
         headers = [b"x-class: " + qos.encode()] if qos else []
+        if token:
+            headers.append(b"authorization: Bearer " + token)
         if tenant:
             headers.append(b"x-tenant-id: " + tenant.encode())
         return asyncio.get_running_loop().create_task(self.proxy.once(chat(headers=headers)))
@@ -96,6 +101,7 @@ async def seen(
     admission: Admission = ONE_AT_A_TIME,
     quotas: Sequence[Quota] = (),
     policies: Sequence[QosPolicy] = (VOICE, BATCH),
+    identity: Identity = WHO,
 ) -> AsyncIterator[Seen]:
     engine = Engine()
     log, log_in = os.pipe()
@@ -105,7 +111,7 @@ async def seen(
             aiohttp.ClientSession() as client,
             sidecar(
                 service(upstream, admission=admission),
-                identity=WHO,
+                identity=identity,
                 qos_policies=policies,
                 quotas=quotas,
                 admin=Listen("127.0.0.1", 0),
@@ -213,6 +219,32 @@ async def test_in_shadow_nobody_is_refused_and_all_is_told() -> None:
         assert await it.metric("sidecar_turned_away_total", mode="shadow") == 2
         assert await it.metric("sidecar_turned_away_total", mode="enforce") == 0
         assert await it.metric("sidecar_quota_refused_total", mode="shadow", quota="small") == 2
+
+
+async def test_who_is_not_believed_is_told_what_is_wrong_and_so_is_the_operator(tmp_path: Path) -> None:
+    keys = tmp_path / "jwks.json"
+    keys.write_bytes(issuing.jwks(issuing.rsa()))
+    trusted = issuing.policy(issuing.provider(jwks_url="", jwks_file=str(keys)))
+    now = time.time()
+    good = issuing.token(iat=now - 10, exp=now + 600, tenant="acme")
+    old = issuing.token(iat=now - 1000, exp=now - 600)
+    stranger = issuing.token(issuing.rsa("stranger"), iat=now - 10, exp=now + 600, header={"kid": "rsa"})
+    async with seen(identity=Identity(tenant=(Source(jwt_claim="tenant"),), jwt=trusted)) as it:
+        it.engine.free.set()
+        for token, words in ((b"", b"required"), (old, b"expired"), (stranger, b"signature")):
+            answer = await it.ask(token=token)
+            assert refusal(answer) == (401, "unauthorized", "unauthorized")
+            assert words in answer.body and (not token or token not in answer.body)
+        assert (await it.ask(token=good)).status == 200
+        assert it.engine.asked == 1
+        lines = await it.lines(4)
+        assert [line["status"] for line in lines] == [401, 401, 401, 200]
+        assert [line.get("tenant") for line in lines] == [None, None, None, "acme"]
+        assert await it.metric("sidecar_jwt_verified_total") == 1
+        for why in ("missing", "expired", "signature"):
+            assert await it.metric("sidecar_jwt_refused_total", why=why) == 1
+        assert await it.metric("sidecar_jwt_keys", issuer=issuing.ISSUER) == 1
+        assert await it.metric("sidecar_requests_total", reason="unauthorized", status="401") == 3
 
 
 @pytest.mark.parametrize("name", ["tenant-secret", "x" * 200])
