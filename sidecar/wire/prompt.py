@@ -10,7 +10,7 @@ from sidecar.wire.shapes import decode_prompt
 
 
 def prompt_of(body: bytes) -> bytes:
-    """What the model is to read: messages, prompt or input, with the standing orders beside it.
+    """What the model is to read: messages, prompt or input, with the standing orders and the tools beside it.
 
     The whole body where none of these is there, or where it is no JSON that the fast decoder takes.
     """
@@ -23,4 +23,9 @@ def prompt_of(body: bytes) -> bytes:
         for raw in (parsed.messages, parsed.prompt, parsed.input, parsed.system, parsed.instructions)
         if memoryview(raw).nbytes
     ]
-    return b"\n".join(found) or body
+    if not found:
+        return body
+    for raw in (parsed.tools, parsed.functions):
+        if memoryview(raw).nbytes:
+            found.append(bytes(raw))
+    return b"\n".join(found)

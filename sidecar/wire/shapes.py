@@ -44,6 +44,8 @@ class PromptBody(msgspec.Struct, frozen=True, gc=False):
     input: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
 
 
 class ModalBody(msgspec.Struct, frozen=True, gc=False):

@@ -16,6 +16,8 @@ MESSAGES = b'[{"role":"user","content":"hi, \\"you\\""}]'
         (b'{"prompt":[1,2,3]}', b"[1,2,3]"),
         (b'{"input":"text","instructions":"be brief"}', b'"text"\n"be brief"'),
         (b'{"system":"be brief","messages":[]}', b'[]\n"be brief"'),
+        (b'{"tools":[{"name":"f"}],"prompt":"p"}', b'"p"\n[{"name":"f"}]'),
+        (b'{"tools":[],"query":"q"}', b'{"tools":[],"query":"q"}'),
         (b'{"prompt":null}', b"null"),
         (b'{"model":"m","query":"q","documents":["d"]}', b'{"model":"m","query":"q","documents":["d"]}'),
         (b"{}", b"{}"),
