@@ -12,7 +12,7 @@ from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node
 from sidecar.core.quota import Ledger
-from sidecar.telemetry import admission, jwt, quotas, routing
+from sidecar.telemetry import admission, jwt, quotas, routing, tokens
 from sidecar.telemetry.series import Kind, header, label_text
 
 Source = Callable[[], float]
@@ -250,7 +250,7 @@ COUNTED = 20
 class LiveGauges:
     """Set the attributes, then ask for `pieces` at every scrape. `now`: the fleet's clock, monotonic seconds."""
 
-    __slots__ = ("build", "desk", "fleet", "ledger", "now", "sources", "tokens")
+    __slots__ = ("build", "counter", "desk", "fleet", "ledger", "now", "sources", "tokens")
 
     def __init__(self, build: str) -> None:
         self.build = build
@@ -259,6 +259,7 @@ class LiveGauges:
         self.desk: Desk | None = None
         self.ledger: Ledger | None = None
         self.tokens: jwt.Tokens | None = None
+        self.counter: tokens.Counter | None = None
         self.now: Source = float
 
     def pieces(self) -> Iterator[str]:
@@ -277,6 +278,8 @@ class LiveGauges:
             yield from quotas.pieces(self.ledger)
         if self.tokens is not None:
             yield from jwt.pieces(self.tokens)
+        if self.counter is not None:
+            yield from tokens.pieces(self.counter, self.fleet)
         yield from routing.pieces(self.desk, self.fleet, self.now())
 
     def _services(self, fleet: Fleet) -> Iterator[str]:

@@ -28,6 +28,7 @@ from sidecar.telemetry.jwt import Tokens
 from sidecar.telemetry.labels import ModelNames, status_word
 from sidecar.telemetry.live import LiveGauges, Source, Watched
 from sidecar.telemetry.series import Cell, Counters, Histograms, Labels, Summaries
+from sidecar.telemetry.tokens import Counter
 from sidecar.wire.call import API_BY_PATH
 
 # Bounds as the GenAI semantic conventions advise them (opentelemetry.io, gen-ai-metrics).
@@ -267,6 +268,10 @@ class Metrics:
     def watch_jwt(self, tokens: Tokens) -> None:
         """Read what was believed and refused off `tokens` at every scrape."""
         self.live.tokens = tokens
+
+    def watch_counter(self, counter: Counter) -> None:
+        """Read how prompts were counted off `counter` at every scrape."""
+        self.live.counter = counter
 
     def watch(self, name: Watched, source: Source) -> None:
         """Read `source()` at every scrape, on the loop's thread; it must not wait."""

@@ -109,10 +109,12 @@ async def _exposition(metrics: Metrics) -> str:
     from sidecar.core.quota import Ledger
     from sidecar.telemetry.live import WATCHED
     from tests.telemetry.test_jwt import Verifier
+    from tests.telemetry.test_tokens import Counts
 
     metrics.watch_fleet(Fleet(lambda: 0.0), lambda: 0.0)
     metrics.watch_ledger(Ledger())
     metrics.watch_jwt(Verifier())
+    metrics.watch_counter(Counts())
     for name in WATCHED:
         metrics.watch(name, lambda: 0.0)
     text, _ = await metrics.render()
