@@ -25,6 +25,9 @@ DEADLINES: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.T
 CUT: Final = frozenset({Ending.HEAD_TIMEOUT, Ending.TTFT_TIMEOUT, Ending.LATE})
 """How an attempt ends whose first token we no longer wait for: it would have taken longer still."""
 
+FULL_S: Final = 10.0
+"""After an endpoint's Retry-After its first tokens may be late: it said that it is full, and that is no fault."""
+
 _AT_ONCE: Final = Seconds(0.001)
 """To the full share: the fixed rules know no ramp."""
 
@@ -51,7 +54,7 @@ def first_token(
 ) -> Transition | None:
     """The first token came, `took_s` after the request was sent."""
     detection = service.detection
-    if detection is None or expectation.detector is not node.detector:
+    if detection is None or expectation.detector is not node.detector or now < node.overload_until + FULL_S:
         return None
     trip = detection.first_token(expectation, took_s, now)
     return None if trip is None else _trip(detection, node, trip, now)
@@ -75,7 +78,7 @@ def zone_token(service: ServiceState, node: Node, expectation: Expectation | Non
 def late(service: ServiceState, node: Node, expectation: Expectation, silent: bool, now: float) -> Transition | None:
     """No token came in time: no first one, or (`silent`) no next one."""
     detection = service.detection
-    if detection is None:
+    if detection is None or (not silent and now < node.overload_until + FULL_S):
         return None
     permit = expectation.permit
     if permit.probe and detection.lasting(expectation.detector, now):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from sidecar.core import evidence
 from sidecar.core.breaker import Permit, State, Transition
 from sidecar.core.detection import Counts
+from sidecar.core.evidence import FULL_S
 from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
 from sidecar.core.sketch import bucket_of
@@ -226,6 +227,35 @@ def test_a_late_probe_fails_at_once_and_only_once(silent: bool) -> None:
     pods.first_token(0, asked[1], 0.1)
     pods.end(0, *asked)
     assert len(pods.moved) == moved and pods.state() is OPEN
+
+
+def test_who_said_that_it_is_full_may_be_late_for_a_while_and_may_not_fail() -> None:
+    """T26: an engine that sheds is pressed, and is to be left alone, not opened for being slow."""
+    slow = only(0, Answer(slower=8.0))
+    pods = Pods(4).learnt()
+    for _ in range(30):
+        pods.service.overloaded(pods.nodes[0], 1.0, pods.now)
+        asked = pods.ask(0)
+        assert asked is not None
+        pods.late(0, asked[1])
+        pods.end(0, *asked)
+        pods.second(slow)
+    assert pods.state() is CLOSED and not pods.opened()
+    asked = pods.ask(0)
+    assert asked is not None
+    pods.late(0, asked[1], silent=True)  # within a stream: that is no queue
+    assert asked[1].bad
+    pods.now += 1.0 + FULL_S
+    assert pods.until_open(slow, 60) > 0.0
+
+
+def test_who_said_that_it_is_full_and_fails_is_opened() -> None:
+    pods = Pods(4).learnt()
+    for _ in range(20):
+        pods.service.overloaded(pods.nodes[0], 1.0, pods.now)
+        pods.fail()
+        pods.second(only(0, Answer(failing=1.0)))
+    assert pods.state() is OPEN
 
 
 def test_probes_that_are_slow_together_do_not_close_it() -> None:
