@@ -89,13 +89,13 @@ def read(authorization: bytes) -> Token | str:
     token = rest.strip(b" \t")
     if not token:
         return "missing"
+    if len(token) > MAX_TOKEN_BYTES:
+        return "too_large"
     if token.translate(None, _PLAIN):
         return "ambiguous" if b" " in token or b"," in token else "malformed"
     first, dot, others = token.partition(b".")
     if not dot:
         return "opaque"
-    if len(token) > MAX_TOKEN_BYTES:
-        return "too_large"
     header = _object(first)
     if header is None:
         # A token that is broken right at its beginning is none: nobody could tell it from an API key.
@@ -148,7 +148,7 @@ def objection(token: Token, provider: JwtProvider, audiences: frozenset[str], no
         named = claims.get("aud")
         if isinstance(named, str):
             named = [named]
-        if not isinstance(named, list) or not any(isinstance(each, str) and each in audiences for each in named):
+        if not isinstance(named, list) or audiences.isdisjoint([each for each in named if isinstance(each, str)]):
             return "audience"
     return ""
 
