@@ -75,6 +75,7 @@ COMPILED = [
     "sidecar/telemetry/metrics.py",
     "sidecar/telemetry/recorder.py",
     "sidecar/telemetry/series.py",
+    "sidecar/tokens/estimate.py",
 ]
 
 # mypyc 2.4 raises SystemError for bytes[start:end] with start > end, where Python gives b"". Peers choose such numbers,

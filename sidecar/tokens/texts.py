@@ -9,7 +9,7 @@
 4. Pieces have at most PIECE_BYTES, so that whoever counts has its turn over soon. A text is cut before a space between
    words or after CJK punctuation, where all known tokenizers cut it themselves: the sum is the count of the whole.
    Where there is none of these in a piece's last quarter (one letter a million times) it is cut between two
-   characters, which costs at most a token or two in 16,000.
+   characters, and a token that lay across the cut is counted as the few that make it up: some in 10,000.
 5. JSON that only Python reads (lone halves of surrogate pairs, NaN) is read as Python's engines do where it is short.
    A lone half is counted as U+FFFD, and so is what is no UTF-8.
 """
