@@ -84,7 +84,8 @@ class _Ready:
 class Identifier:
     """The identity rules of one policy, made ready for the request path.
 
-    `loopback_headers`: the names, in lower case, of headers that only peers on this machine may send.
+    `loopback_headers`: the names, in lower case, of headers that only peers on this machine may send. `names`: of all
+    that are read here; a client that has one of them end here (`Connection` names it) is somebody else at the engine.
     """
 
     __slots__ = (
@@ -97,6 +98,7 @@ class Identifier:
         "_tenant",
         "_token_slot",
         "loopback_headers",
+        "names",
     )
 
     def __init__(self, identity: Identity, classes: Sequence[QosPolicy] = ()) -> None:
@@ -122,6 +124,7 @@ class Identifier:
             else:
                 self._token_slot = self._slot(AUTHORIZATION)
         self._none: list[bytes | None] = [None] * len(self._slots)
+        self.names: frozenset[bytes] = frozenset(self._slots)
 
     def identify(self, headers: Sequence[Line], user: str, loopback: bool = False, claims: Claims | None = None) -> Who:
         """Reads session, tenant and class; `user` is the body's field of that name, "" if absent.

@@ -262,6 +262,13 @@ def test_names_of_headers_that_go_no_further(identity: Identity, names: set[byte
     assert Identifier(identity).loopback_headers == names
 
 
+def test_names_of_all_headers_that_are_read() -> None:
+    assert Identifier(Identity()).names == {b"x-session-id", b"x-tenant-id", b"x-sidecar-priority"}
+    assert Identifier(BY_HEADER).names >= {b"x-jwt-payload"}
+    assert Identifier(BY_CLAIM).names >= {b"authorization"}
+    assert Identifier(Identity(session=(), tenant=(), qos_class=())).names == set()
+
+
 # --- claims in a header -----------------------------------------------------------------------------------------------
 
 BY_HEADER = Identity(jwt=Jwt(issuers=(ISSUER,), claims_header="X-Jwt-Payload"))

@@ -1,6 +1,7 @@
 """Tokens taken apart: what two readers could read differently is none, and nothing that is said of keys is followed."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.jwt.token import MAX_DEPTH, MAX_KEY_ID, MAX_TOKEN_BYTES, SAID, Token, good_until, objection, read
 from sidecar.policy.schema import JwtProvider, Seconds, Span
+from tests.checks.drift import ROOT
 from tests.jwt.issuing import AUDIENCE, ISSUER, NOW, bearer, claims, encoded, provider, rsa, token
 
 HEADER = b'{"alg":"RS256","kid":"rsa"}'
@@ -212,3 +214,12 @@ def test_it_is_good_until_its_expiry_or_its_age(members: dict[str, Any]) -> None
         until = good_until(found, rules)
         for at, good in ((until - 0.001, True), (until, False)):
             assert (objection(found, rules, frozenset(rules.audiences), at) == "") is good
+
+
+def test_every_word_is_explained_as_clients_are_told_it() -> None:
+    lines = (ROOT / "docs" / "identity.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    said = {row[0].strip("`"): row[1] for row in rows if len(row) == 3}
+    for word, message in SAID.items():
+        plain = re.sub(r" \([a-z]+(, [a-z0-9]+)*\)", "", message)
+        assert plain.startswith(said[word]), word
