@@ -4,133 +4,16 @@ The engine answers when the test says so, so that who runs and who waits is know
 """
 
 import asyncio
-import contextlib
 import json
-import os
 import time
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.policy.schema import Admission, Identity, QosPolicy, Quota, Source
-from sidecar.settings import Listen
-from tests.harness import Message, Peer, Upstream, eventually
+from sidecar.policy.schema import Admission, Identity, Quota, Source
+from tests.admin.seen import reason, seen
 from tests.jwt import issuing
-from tests.under_test import Sidecar, chat, refusal, service, sidecar, whole_stream
-
-VOICE = QosPolicy(name="voice", latency_sla_ms=100, priority=9)
-BATCH = QosPolicy(name="batch", latency_sla_ms=60_000, priority=1, preemptible=True)
-WHO = Identity(tenant=(Source(header="x-tenant-id"),), qos_class=(Source(header="x-class"),))
-ONE_AT_A_TIME = Admission(limit="fixed", concurrency=1, queue=1)
-
-
-class Engine:
-    """Holds every request until `release`."""
-
-    def __init__(self) -> None:
-        self.free = asyncio.Event()
-        self.asked = 0
-
-    async def play(self, peer: Peer) -> None:
-        while True:
-            await peer.request()
-            self.asked += 1
-            await self.free.wait()
-            await peer.send(whole_stream())
-
-
-class Seen:
-    """A sidecar, its admin pages and its log."""
-
-    def __init__(self, proxy: Sidecar, engine: Engine, client: aiohttp.ClientSession, log: int) -> None:
-        self.proxy = proxy
-        self.engine = engine
-        self._client = client
-        self._log = log
-
-    async def page(self, path: str) -> Any:
-        async with self._client.get(f"http://127.0.0.1:{self.proxy.running.admin_port}{path}") as response:
-            return json.loads(await response.read())
-
-    async def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples that have these labels."""
-        async with self._client.get(f"http://127.0.0.1:{self.proxy.running.admin_port}/metrics") as response:
-            text = (await response.read()).decode()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
-    async def lines(self, count: int) -> list[dict[str, Any]]:
-        """The first `count` request lines."""
-        text = b""
-
-        def told() -> list[dict[str, Any]]:
-            decoded = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
-            return [line for line in decoded if line["event"] == "request"]
-
-        async with asyncio.timeout(5):
-            while len(told()) < count:
-                text += await asyncio.to_thread(os.read, self._log, 1 << 16)
-        return told()
-
-    def ask(self, qos: str = "", tenant: str = "", token: bytes = b"") -> "asyncio.Task[Message]":
-        headers = [b"x-class: " + qos.encode()] if qos else []
-        if token:
-            headers.append(b"authorization: Bearer " + token)
-        if tenant:
-            headers.append(b"x-tenant-id: " + tenant.encode())
-        return asyncio.get_running_loop().create_task(self.proxy.once(chat(headers=headers)))
-
-    async def queued(self, count: int) -> None:
-        (state,) = self.proxy.running.fleet.services.values()
-        await eventually(lambda: state.gate is not None and state.gate.queued == count, f"{count} to wait")
-
-    async def running(self, count: int) -> None:
-        await eventually(lambda: self.engine.asked == count, f"{count} requests at the engine")
-
-
-@contextlib.asynccontextmanager
-async def seen(
-    admission: Admission = ONE_AT_A_TIME,
-    quotas: Sequence[Quota] = (),
-    policies: Sequence[QosPolicy] = (VOICE, BATCH),
-    identity: Identity = WHO,
-) -> AsyncIterator[Seen]:
-    engine = Engine()
-    log, log_in = os.pipe()
-    try:
-        async with (
-            Upstream(engine.play) as upstream,
-            aiohttp.ClientSession() as client,
-            sidecar(
-                service(upstream, admission=admission),
-                identity=identity,
-                qos_policies=policies,
-                quotas=quotas,
-                admin=Listen("127.0.0.1", 0),
-                access_log="all",
-                log_format="json",
-                log_fd=log_in,
-            ) as proxy,
-        ):
-            yield Seen(proxy, engine, client, log)
-    finally:
-        os.close(log)
-        os.close(log_in)
-
-
-def reason(answer: Message) -> tuple[int, str, str]:
-    """Status, reason and Retry-After; checks the shape that every refusal has."""
-    status, word, code = refusal(answer)
-    assert word == code
-    return status, word, answer.header(b"retry-after").decode()
+from tests.under_test import refusal
 
 
 async def test_who_waits_is_on_every_page_while_it_waits() -> None:
@@ -254,5 +137,4 @@ async def test_no_tenant_is_in_the_metrics_or_on_the_page(name: str) -> None:
         assert (await it.ask("batch", name)).status == 200
         assert name not in json.dumps(await it.page("/admission"))
         assert await it.metric("sidecar_admission_tenants") == 1
-        async with it._client.get(f"http://127.0.0.1:{it.proxy.running.admin_port}/metrics") as response:
-            assert name.encode() not in await response.read()
+        assert name not in await it.metrics()
