@@ -49,6 +49,7 @@ from sidecar.telemetry.recorder import TelemetryRecorder
 from sidecar.telemetry.tally import Tally
 from sidecar.telemetry.writer import LineWriter
 from sidecar.templates import Templates
+from sidecar.tokens.counter import Counter
 from sidecar.txlog.log import State
 from sidecar.txlog.replica import Replica
 from sidecar.upstream.ask import ask
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 _SWEEP_S = 0.5  # of idle engine connections: they may be this much older than their limit
 _TICK_S = 1.0  # of the detector: how often it learns what is normal
+_TOKENIZERS_S = 10.0  # for a policy's tokenizers at the start; prompts are estimated until they are there
 # A request allocates little that lives, so young collections find nothing; fewer of them cost less.
 _GC_YOUNG = 50_000
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -103,6 +105,8 @@ class Running:
         self.pipeline: Pipeline
         self.templates: Templates
         self.verifier: TokenVerifier
+        self.counter: Counter
+        self.tokenizers_read = asyncio.Event()
         self.listener: Listener
         self.zones: Zones
         self.watcher: PolicyWatcher | None = None
@@ -184,6 +188,8 @@ class Running:
         self.pool.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
         self.templates.keep_only(endpoint for service in services for endpoint in service.policy.endpoints)
         self.pipeline.verifier = self.verifier.use(snapshot.identity.jwt)
+        if self.relays:
+            self.counter.use(snapshot.services, self.tokenizers_read.set)
         for warning in snapshot.warnings:
             self.logs.event.warning("policy_warning", warning=warning)
         for service in self.fleet.services.values() if self.relays else ():
@@ -278,6 +284,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
     templates = Templates(time.time, logbook.say)
     verifier = TokenVerifier(loop, random.random, logbook.say)
     first = verifier.read(templates.read(first))
+    counter = Counter(loop, time.perf_counter, logbook.say, salt=secrets.randbits(62))
     failure: BaseException | None = None
     # A TaskGroup wraps what its body raises into a group; the caller shall get it as it was.
     with logs:
@@ -294,6 +301,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                 new_id=_new_id,
                 on_crash=lambda exc: logs.event.error("request_crashed", exc_info=exc),
                 templates=templates,
+                counter=counter,
                 salt_key=settings.cache_salt_key.encode() or secrets.token_bytes(32),
             )
             running.listener = Listener(
@@ -301,6 +309,7 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
             )
             running.templates = templates
             running.verifier = verifier
+            running.counter = counter
             running.relays = settings.relay
             running.shares_salts = bool(settings.cache_salt_key)
             if settings.redis_note:
@@ -395,6 +404,11 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         )
                         stack.push_async_callback(quotas.leave)
                         stack.callback(tasks.create_task(quotas.run()).cancel)
+                        stack.push_async_callback(asyncio.to_thread, counter.join, _TOKENIZERS_S)
+                        stack.callback(counter.close)
+                        # To read one holds the interpreter: better before anybody is served than while somebody is.
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(running.tokenizers_read.wait(), _TOKENIZERS_S)
                         running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
                         stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
