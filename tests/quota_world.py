@@ -12,6 +12,8 @@ from sidecar.policy.schema import Quota
 from sidecar.quotas import call_of, drawn_of
 from sidecar.simulate.clock import VirtualClock
 from sidecar.txlog.budgets import Budgets
+from sidecar.txlog.codec import budget_key
+from sidecar.txlog.store import Draw, Unit, Window, drawn
 
 BEGIN_US = 1_700_000_000_000_000
 
@@ -23,10 +25,18 @@ class Server:
         self._clock = clock
         self.budgets = Budgets()
         self.up = True
+        self.mute = False
+        """It does what it is asked, and the answer is lost."""
         self.calls = 0
 
     def now_us(self, at: float) -> int:
         return BEGIN_US + int(at * 1e6)
+
+    def told(self, quota: str, tenant: str) -> list[int]:
+        """What is in use of a budget's tokens of a minute and requests of a day, as everybody would be told."""
+        windows = (Window(Unit.TOKENS, 60_000, 1), Window(Unit.REQUESTS, 86_400_000, 1))
+        call = Draw(key=budget_key(quota, tenant), by="nobody", windows=windows)
+        return [part.used for part in drawn(self.budgets.draw(call, self.now_us(self._clock.now))).parts]
 
     def restart(self) -> None:
         """It is there again, and knows nothing."""
@@ -62,6 +72,10 @@ class Sidecar:
             server.budgets.draw(call_of(draw, self.name, server.now_us), server.now_us(self.world.now))
         self.ledger = Ledger()
 
+    def look(self) -> None:
+        """The log finds out how it stands."""
+        self.sees(self.world.server.up)
+
     def _turn_soon(self) -> None:
         self._turn_by(self.world.now)
 
@@ -89,13 +103,14 @@ class Sidecar:
         now, server = self.world.now, self.world.server
         replies = [server.budgets.draw(call, server.now_us(now)) for call in calls] if server.up else []
         server.calls += len(calls)
-        self.world.clock.at(now + self._trip_s / 2, self._return, draws, replies)
+        self.world.clock.at(now + self._trip_s / 2, self._return, draws, [] if server.mute else replies)
 
     def _return(self, draws: Any, replies: Any) -> None:
         self._asking = False
         now = self.world.now
         if not replies:
             self.ledger.went_away(len(self.world.sidecars), now)
+            self.world.clock.at(now + 0.05, self.look)
         for place, draw in enumerate(draws):
             if replies:
                 self.ledger.drawn(draw, drawn_of(replies[place]), now)
@@ -164,7 +179,7 @@ class World:
         """The server is gone; the sidecars' logs find out."""
         self.server.up = False
         for sidecar in self.sidecars:
-            self.clock.at(self.now + seen_after_s, sidecar.sees, False)
+            self.clock.at(self.now + seen_after_s, sidecar.look)
 
     def find(self, forgot: bool, within_s: float = 0.5) -> None:
         """The server is there again, with what it knew or without; the sidecars find out one after the other."""
@@ -172,7 +187,7 @@ class World:
             self.server.restart()
         self.server.up = True
         for place, sidecar in enumerate(self.sidecars):
-            self.clock.at(self.now + within_s * (place + 1) / len(self.sidecars), sidecar.sees, True)
+            self.clock.at(self.now + within_s * (place + 1) / len(self.sidecars), sidecar.look)
 
 
 def most_in_a_span(admitted: list[tuple[float, int]], span_s: float = 60.0, step_s: float = 0.0) -> int:

@@ -276,9 +276,22 @@ class Meter:
         self.retry_at = now + wait_s if wait_s > 0.0 and not granted else 0.0
 
     def unanswered(self) -> None:
-        """What was told is told again."""
+        """What was told is told again, less what came back of it meanwhile: the server may know of neither."""
         self.debt += self.told
         self.told = 0
+        less = min(self.debt, self.held)
+        self.held -= less
+        self.debt -= less
+        less = min(self.debt, self.spare)
+        self.spare -= less
+        self.debt -= less
+        while self.debt and self._backs:
+            bucket, amount = self._backs.popitem()
+            less = min(self.debt, amount)
+            self.debt -= less
+            self.back -= less
+            if less < amount:
+                self._backs[bucket] = amount - less
 
     def forgotten(self, told: int, now: float) -> None:
         """The server has lost count: all that was used here is owed again, but `told`; what was held is void."""
