@@ -331,7 +331,7 @@ class Admission(Strict, frozen=True, kw_only=True):
     concurrency: Annotated[int, Meta(ge=1, le=100_000)] = 64
     min: Annotated[int, Meta(ge=1, le=100_000)] = 4
     max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
-    tolerance: Annotated[float, Meta(ge=1.1, le=100)] = 2.0
+    tolerance: Annotated[float, Meta(ge=1.1, le=100)] = 4.0
     queue: Annotated[int, Meta(ge=0, le=100_000)] = 1000
     warning_ratio: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
     reserve: Annotated[float, Meta(ge=0, le=0.5)] = 0.05

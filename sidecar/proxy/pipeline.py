@@ -294,6 +294,13 @@ class Exchange:
         near = self._client.loopback
         if not near and identifier.loopback_headers:
             _strip(request, identifier.loopback_headers)
+        for named in request.named:
+            if named in identifier.names:
+                said = named.decode("latin-1")
+                self._refuse(
+                    Reason.BAD_REQUEST, f"Connection names {said}, which says whose the request is", param=said
+                )
+                return True
         claims = None
         verifier = pipeline.verifier
         if verifier is not None:

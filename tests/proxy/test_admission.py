@@ -449,6 +449,14 @@ def test_a_header_that_says_two_things_is_refused() -> None:
     assert refused(client) == (Reason.BAD_REQUEST, 400) and not bench.connector.openings and not bench.held()
 
 
+@pytest.mark.parametrize("name", [b"x-tenant-id", b"X-Session-ID", b"keep-alive, x-tenant-id"])
+def test_a_header_that_says_whose_it_is_must_not_end_here(name: bytes) -> None:
+    bench = Bench(service(1))
+    headers = [b"x-tenant-id: a", b"x-session-id: s", b"Connection: " + name]
+    client = bench.begin(request_of(request(CHAT, method=b"POST", headers=headers, body=b'{"model":"m"}')))
+    assert refused(client) == (Reason.BAD_REQUEST, 400) and not bench.connector.openings and not bench.held()
+
+
 # Speech that streams through.
 
 
