@@ -375,54 +375,74 @@ local function share(keys, args)
 end
 
 -- What is kept of a budget, in one hash: 'm', when it was last drawn on, its longest span, all slots that are held, when
--- it was made; 'w' of each window, what was drawn in each part; 'b' of each sidecar, what it drew of that; 's', its
+-- it was made; 'w' of each window, what was drawn in its parts; 'b' of each sidecar, what it drew of that; 's', its
 -- slots. Two more keys say when which sidecar was last here, and with slots. What cannot be read counts as none.
+--
+-- Parts lie in a row, the oldest first, with 2, 4 or 6 bytes each, behind the last one's number and the sum of all: time
+-- goes by as the row moves on, and what a call does not touch is not even looked at.
 local DRAWN_SCHEMA = 1
 local PARTS = SPAN_PARTS + 1  -- the part that begins a span ago is in use as long as any of it is
 local META, META_BYTES = '>BI6I5I8I8', 28
 local NUMBERS, WINDOW, WINDOW_BYTES = '>I8I8I8', '>BI4I8I8I8I8I8I8', 53
-local OF_WIDTH = {[2] = '>', [4] = '>', [6] = '>'}  -- parts have 2, 4 or 6 bytes each, as the greatest needs
-for _ = 1, PARTS do
-  OF_WIDTH[2], OF_WIDTH[4], OF_WIDTH[6] = OF_WIDTH[2] .. 'I2', OF_WIDTH[4] .. 'I4', OF_WIDTH[6] .. 'I6'
-end
+local ROW, ROW_BYTES = '>I6BI8', 15
+local FORMAT, BEYOND = {[2] = '>I2', [4] = '>I4', [6] = '>I6'}, {[2] = 65536, [4] = 4294967296, [6] = 281474976710656}
 
 local function is_drawn(data, bytes)
   return data and #data >= bytes and string.byte(data, 1) == DRAWN_SCHEMA
 end
 
--- Parts that are kept at a place of `data`, the oldest first, and the place behind them; nil if there are none.
-local function kept_at(data, at)
-  if #data < at + 6 then return nil end
-  local now, width = struct.unpack('>I6B', data, at)
-  local after = at + 7 + width * PARTS
-  if not OF_WIDTH[width] or #data < after - 1 then return nil end
-  local kept = {struct.unpack(OF_WIDTH[width], data, at + 7)}
-  kept.now = now
-  return kept, after
+local function no_parts(now)
+  return {now = now, width = 2, sum = 0, row = string.rep('\0', 2 * PARTS)}
 end
 
-local function keep(parts, now)
-  local most = math.max(unpack(parts))
-  local width = most < 65536 and 2 or most < 4294967296 and 4 or 6
-  return struct.pack('>I6B', now, width) .. struct.pack(OF_WIDTH[width], unpack(parts))
+-- The parts that are kept at a place of `data`, and the place behind them; nil if there are none.
+local function parts_at(data, at)
+  if #data < at + ROW_BYTES - 1 then return nil end
+  local now, width, sum = struct.unpack(ROW, data, at)
+  local after = at + ROW_BYTES + width * PARTS
+  if not FORMAT[width] or #data < after - 1 then return nil end
+  return {now = now, width = width, sum = sum, row = string.sub(data, at + ROW_BYTES, after - 1)}, after
 end
 
--- Parts as of now, and their sum. What is ahead of now, since the clock went back, is of now.
-local function turned(kept, now)
-  local parts, sum = {}, 0
-  local by = kept and now - kept.now
-  for i = 1, PARTS do
-    local drawn = 0
-    if kept and i + by >= 1 and i + by <= PARTS then drawn = kept[i + by] end
-    parts[i], sum = drawn, sum + drawn
+local function packed(parts)
+  return struct.pack(ROW, parts.now, parts.width, parts.sum) .. parts.row
+end
+
+local function part(parts, i)
+  return (struct.unpack(FORMAT[parts.width], parts.row, (i - 1) * parts.width + 1))
+end
+
+local function set_part(parts, i, drawn)
+  parts.sum = parts.sum - part(parts, i) + drawn
+  if drawn >= BEYOND[parts.width] then
+    local width = drawn < BEYOND[4] and 4 or 6
+    local wider = {}
+    for j = 1, PARTS do wider[j] = struct.pack(FORMAT[width], part(parts, j)) end
+    parts.width, parts.row = width, table.concat(wider)
   end
-  if kept and by < 0 then
+  local width = parts.width
+  parts.row = string.sub(parts.row, 1, (i - 1) * width) .. struct.pack(FORMAT[width], drawn)
+    .. string.sub(parts.row, i * width + 1)
+end
+
+-- The parts as of now. What is ahead of now, since the clock went back, is of now.
+local function turned(parts, now)
+  local by = parts and now - parts.now or PARTS
+  if by >= PARTS then return no_parts(now) end
+  local width = parts.width
+  if by > 0 then
+    for i = 1, by do parts.sum = parts.sum - part(parts, i) end
+    parts.row = string.sub(parts.row, by * width + 1) .. string.rep('\0', by * width)
+  elseif by < 0 then
+    by = math.min(-by, PARTS)
     local ahead = 0
-    for i = math.max(1, PARTS + by + 1), PARTS do ahead = ahead + kept[i] end
-    ahead = math.min(ahead, MOST_DRAWN - parts[PARTS])
-    parts[PARTS], sum = parts[PARTS] + ahead, sum + ahead
+    for i = PARTS - by + 1, PARTS do ahead = ahead + part(parts, i) end
+    parts.row = string.rep('\0', by * width) .. string.sub(parts.row, 1, (PARTS - by) * width)
+    parts.sum = parts.sum - ahead
+    set_part(parts, PARTS, math.min(MOST_DRAWN, part(parts, PARTS) + ahead))
   end
-  return parts, sum
+  parts.now = now
+  return parts
 end
 
 local function part_of(span, ms)
@@ -438,12 +458,12 @@ local function mine_of(data, called, now_ms)
   local mine, rest, at = {}, {}, 2
   while is_drawn(data, at + 4) do
     local unit, span = struct.unpack('>BI4', data, at)
-    local kept, after = kept_at(data, at + 5)
-    if not kept then break end
+    local parts, after = parts_at(data, at + 5)
+    if not parts then break end
     local field = field_of(unit, span)
     if called[field] then
-      mine[field] = kept
-    elseif kept.now > part_of(span, now_ms) - PARTS then
+      mine[field] = parts
+    elseif parts.now > part_of(span, now_ms) - PARTS then
       rest[#rest + 1] = string.sub(data, at, after - 1)
     end
     at = after
@@ -451,62 +471,70 @@ local function mine_of(data, called, now_ms)
   return mine, rest
 end
 
--- How long until `rest` fits below the limit; `sum` is what is in use.
-local function wait_of(w, parts, sum, rest, now, now_ms)
+-- How long until `rest` fits below the limit.
+local function wait_of(w, parts, rest, now_ms)
   if rest <= 0 then return 0 end
   if rest > w.limit then return w.span end
+  local sum = parts.sum
   for i = 1, PARTS do
-    sum = sum - parts[i]
-    if sum + rest <= w.limit then return math.ceil((now + i) * w.span / SPAN_PARTS) - now_ms end
+    sum = sum - part(parts, i)
+    if sum + rest <= w.limit then return math.ceil((parts.now + i) * w.span / SPAN_PARTS) - now_ms end
   end
 end
 
 -- One window: what is to be kept of all and of the sidecar, and what it gave as the reply says it.
-local function draw_window(w, kept, mine, now_ms)
+local function draw_window(w, parts, own, now_ms)
   local now = part_of(w.span, now_ms)
-  local parts, sum = turned(kept, now)
-  local own = turned(mine, now)
+  parts, own = turned(parts, now), turned(own, now)
   local i = PARTS
   if w.back_us > 0 then i = math.min(PARTS, PARTS + part_of(w.span, math.floor(w.back_us / 1000)) - now) end
-  while w.back > 0 and i > 0 do
-    local off = math.min(w.back, own[i])
-    local there = math.min(off, parts[i])
-    own[i], parts[i], sum, w.back, i = own[i] - off, parts[i] - there, sum - there, w.back - off, i - 1
+  while w.back > 0 and i > 0 and own.sum > 0 do
+    local mine = part(own, i)
+    if mine > 0 then
+      local off, all = math.min(w.back, mine), part(parts, i)
+      set_part(own, i, mine - off)
+      set_part(parts, i, all - math.min(off, all))
+      w.back = w.back - off
+    end
+    i = i - 1
   end
-  local must = math.min(w.must, MOST_DRAWN - parts[PARTS])
-  local room = math.min(w.limit - sum, MOST_DRAWN - parts[PARTS]) - must
+  local last = part(parts, PARTS)
+  local must = math.min(w.must, MOST_DRAWN - last)
+  local room = math.min(w.limit - parts.sum, MOST_DRAWN - last) - must
   local granted = math.min(w.want, room)
   if granted < 0 or room < math.min(w.least, w.want) then granted = 0 end
   local drawn = must + granted
-  parts[PARTS], sum = parts[PARTS] + drawn, sum + drawn
-  own[PARTS] = math.min(MOST_DRAWN, own[PARTS] + drawn)
-  local wait = wait_of(w, parts, sum, w.want - granted, now, now_ms)
-  return string.char(DRAWN_SCHEMA) .. keep(parts, now), struct.pack('>BI4', w.unit, w.span) .. keep(own, now),
-    struct.pack('>I8I8I4', granted, sum, wait)
+  if drawn > 0 then
+    set_part(parts, PARTS, last + drawn)
+    set_part(own, PARTS, math.min(MOST_DRAWN, part(own, PARTS) + drawn))
+  end
+  return string.char(DRAWN_SCHEMA) .. packed(parts), struct.pack('>BI4', w.unit, w.span) .. packed(own),
+    struct.pack('>I8I8I4', granted, parts.sum, wait_of(w, parts, w.want - granted, now_ms))
 end
 
--- The windows of a call, and the fields that they are kept in; nil if there may be no such windows.
+-- The windows of a call, the fields that they are kept in, and the same by field; nil if there may be no such windows.
 local function windows_of(numbers)
-  local windows, fields, seen = {}, {}, {}
+  local windows, fields, called = {}, {}, {}
   for at = 25, #numbers, WINDOW_BYTES do
     local w = {}
     w.unit, w.span, w.limit, w.must, w.want, w.back, w.least, w.back_us = struct.unpack(WINDOW, numbers, at)
     local field = field_of(w.unit, w.span)
-    if #windows == MAX_WINDOWS or seen[field] or w.span < MIN_SPAN_MS or w.span > MAX_SPAN_MS then return nil end
-    windows[#windows + 1], fields[#fields + 1], seen[field] = w, field, true
+    if #windows == MAX_WINDOWS or called[field] or w.span < MIN_SPAN_MS or w.span > MAX_SPAN_MS then return nil end
+    windows[#windows + 1], fields[#fields + 1], called[field] = w, field, true
   end
-  return windows, fields, seen
+  return windows, fields, called
 end
 
--- Sidecars that were not here for long. The slots that they had.
-local function leave(budget, key, what, before_ms)
-  local slots = 0
-  for _, by in ipairs(call('ZRANGEBYSCORE', key, '-inf', score(before_ms))) do
-    if what == 's' then slots = slots + (tonumber(call('HGET', budget, 's' .. by)) or 0) end
-    call('HDEL', budget, what .. by)
-    call('ZREM', key, by)
+-- Sidecars that were not here for long: the slots that they had, and whether this one is among them.
+local function leave(budget, key, what, before_ms, by)
+  local slots, is_own = 0, false
+  for _, each in ipairs(call('ZRANGEBYSCORE', key, '-inf', score(before_ms))) do
+    if what == 's' then slots = slots + (tonumber(call('HGET', budget, 's' .. each)) or 0) end
+    call('HDEL', budget, what .. each)
+    call('ZREM', key, each)
+    is_own = is_own or each == by
   end
-  return slots
+  return slots, is_own
 end
 
 -- The clock went back: who was here later was here now.
@@ -528,30 +556,35 @@ local function draw(keys, args)
   local now_ms = math.floor(now / 1000)
   local windows, fields, called = windows_of(numbers)
   if not windows then return reply('illegal', now) end
-  local meta = call('HGET', budget, 'm')
-  local _, at, longest, slots, born = 0, 0, 0, 0, now
+  local kept = call('HMGET', budget, 'm', 'b' .. by, 's' .. by, unpack(fields))
+  local meta, mine, had = kept[1], kept[2], tonumber(kept[3] or 0) or 0
+  local _, longest, slots, at, born = 0, 0, 0, 0, now
   if is_drawn(meta, META_BYTES) then
     _, at, longest, slots, born = struct.unpack(META, meta)
     if at > now_ms then
       set_back(drawers, now_ms)
       set_back(holders, now_ms)
     end
-    leave(budget, drawers, 'b', now_ms - DRAWER_TTL_MS)
-    if slots > 0 then slots = slots - leave(budget, holders, 's', now_ms - MEMBER_TTL_MS) end
+    local lost, is_own
+    _, is_own = leave(budget, drawers, 'b', now_ms - DRAWER_TTL_MS, by)
+    if is_own then mine = nil end
+    if slots > 0 then
+      lost, is_own = leave(budget, holders, 's', now_ms - MEMBER_TTL_MS, by)
+      slots = slots - lost
+      if is_own then had = 0 end
+    end
     if now_ms - at >= ttl_of(longest) then longest, born = 0, now end  -- nothing of it is in use
   end
-  local kept = call('HMGET', budget, 'b' .. by, 's' .. by, unpack(fields))
-  local mine, drawn = mine_of(kept[1], called, now_ms)
-  local had = tonumber(kept[2] or 0) or 0
+  local own_parts, drawn = mine_of(mine, called, now_ms)
   slots = math.max(0, slots - had)
   local own = math.max(used, math.min(want, limit - slots))
   local written, answer = {}, {struct.pack(NUMBERS, own, slots + own, born)}
   for i, w in ipairs(windows) do
     longest = math.max(longest, w.span)
-    local data = kept[i + 2]
-    local parts = is_drawn(data, 1) and kept_at(data, 2) or nil
+    local data = kept[i + 3]
+    local parts = is_drawn(data, 1) and parts_at(data, 2) or nil
     written[2 * i - 1] = fields[i]
-    written[2 * i], drawn[#drawn + 1], answer[i + 1] = draw_window(w, parts, mine[fields[i]], now_ms)
+    written[2 * i], drawn[#drawn + 1], answer[i + 1] = draw_window(w, parts, own_parts[fields[i]], now_ms)
   end
   call('HSET', budget, 'm', struct.pack(META, DRAWN_SCHEMA, now_ms, longest, slots + own, born), 'b' .. by,
     string.char(DRAWN_SCHEMA) .. table.concat(drawn), unpack(written))

@@ -340,6 +340,15 @@ class DrawContract:
         clock.passes(31 * SECOND_MS)
         assert await one.used() == 40
 
+    async def test_what_is_in_use_can_be_given_back_though_other_windows_were_drawn_on(
+        self, one: Sidecar, clock: Virtual
+    ) -> None:
+        await one.draw(want=50)
+        clock.passes(MINUTE_MS)
+        await one.draw(100, DAY_MS, want=10)
+        assert (await one.draw(give_back=20)).used == 30
+        assert (await one.draw(100, DAY_MS, give_back=20)).used == 0
+
     async def test_who_was_not_here_for_long_has_nothing_to_give_back(
         self, one: Sidecar, two: Sidecar, clock: Virtual
     ) -> None:
@@ -469,6 +478,14 @@ class DrawContract:
         clock.passes(1)
         assert await two.slots(10, want=9) == (9, 9)
         assert await one.slots(10, used=6) == (6, 15), "it was not dead"
+
+    async def test_who_comes_back_has_no_slots_of_before(self, one: Sidecar, two: Sidecar, clock: Virtual) -> None:
+        await one.draw(1, DAY_MS)
+        await one.slots(10, used=6)
+        clock.passes(MEMBER_TTL_MS / 2)
+        await two.slots(10, used=4)
+        clock.passes(MEMBER_TTL_MS / 2)
+        assert await one.slots(10, want=9) == (6, 10), "and the others have theirs"
 
     async def test_slots_last_as_long_as_they_are_told_of(self, one: Sidecar, two: Sidecar, clock: Virtual) -> None:
         for _ in range(5):

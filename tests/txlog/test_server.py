@@ -24,7 +24,7 @@ from sidecar.txlog.codec import (
     route_key,
     shard_of,
 )
-from sidecar.txlog.functions import Shard, slot_of
+from sidecar.txlog.functions import Packer, Shard, slot_of
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.server import IDLE, RedisStore
 from sidecar.txlog.store import (
@@ -40,6 +40,7 @@ from sidecar.txlog.store import (
     Beat,
     Call,
     Draw,
+    Part,
     Reply,
     Restore,
     Share,
@@ -293,6 +294,24 @@ async def test_a_budget_that_was_lost_is_another_one(store: RedisStore, valkey_s
     await valkey_server.ask("FLUSHALL")
     [anew] = [drawn(reply) for reply in await store.call([call])]
     assert anew.born_us > first.born_us and anew.parts[0].granted == 7
+
+
+@pytest.mark.parametrize("data", [b"", b"\1", b"\1\0\0\0\7", b"\2" + bytes(1000), b"\xff" * 1000], ids=ascii)
+async def test_what_is_no_budget_counts_as_none(store: RedisStore, valkey_server: Server, data: bytes) -> None:
+    """Another release's, or a stranger's: what can be told from ours."""
+    window = Window(Unit.TOKENS, 60_000, 100, want=70)
+    call = Draw(key=BUDGET, by="one", windows=(window,), slots_limit=4, slots_want=3)
+    await store.call([call])
+    key = Packer("dtl", functions=True).pack(call)[1][3]
+    fields = await valkey_server.ask("HKEYS", key)
+    assert isinstance(fields, list) and len(fields) == 4
+    for field in fields:
+        assert isinstance(field, bytes)
+        await valkey_server.ask("HSET", key, field, data)
+    [reply] = await store.call([call])
+    assert (drawn(reply).parts, drawn(reply).slots) == ((Part(70, 70, 0),), 3)
+    [reply] = await store.call([replace(call, windows=(replace(window, want=0, give_back=99),))])
+    assert drawn(reply).parts == (Part(0, 0, 0),)
 
 
 # --- a server that forgets, and strangers on it -----------------------------------------------------------------------
