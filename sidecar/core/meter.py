@@ -46,8 +46,10 @@ class Meter:
 
     __slots__ = (
         "_backs",
+        "_bucket",
+        "_current",
+        "_edge",
         "_own",
-        "_own_from",
         "_width_s",
         "answered_at",
         "back",
@@ -113,8 +115,11 @@ class Meter:
         self.before = 0
         self._backs: dict[int, int] = {}
         self._own: dict[int, int] = {}
-        self._own_from = 0
+        """Of sixtieths that are over; `_current`: of the one that ends at `_edge`."""
         self._width_s = span_s / BUCKETS
+        self._bucket = 0
+        self._current = 0
+        self._edge = 0.0
 
     @property
     def settled(self) -> bool:
@@ -179,13 +184,9 @@ class Meter:
 
     def take(self, amount: int, now: float) -> int:
         """Use `amount`; how much of it went on credit."""
-        bucket = int(now / self._width_s)
-        own = self._own
-        if bucket in own:
-            own[bucket] += amount
-        else:
+        if now >= self._edge:
             self.advance(now)
-            own[bucket] = amount
+        self._current += amount
         self.own += amount
         self.since_loss += amount
         self.taken += amount
@@ -200,11 +201,14 @@ class Meter:
     def give(self, amount: int, at: float, now: float) -> None:
         """Of what was taken at `at`, this was not needed."""
         bucket = int(at / self._width_s)
-        own = self._own
-        less = min(own.get(bucket, 0), amount)
-        if less:
-            own[bucket] -= less
-            self.own -= less
+        if bucket >= self._bucket:
+            less = min(self._current, amount)
+            self._current -= less
+        else:
+            less = min(self._own.get(bucket, 0), amount)
+            if less:
+                self._own[bucket] -= less
+        self.own -= less
         self.since_loss = max(0, self.since_loss - amount)
         settled = min(self.debt, amount)
         self.debt -= settled
@@ -219,14 +223,21 @@ class Meter:
 
     def advance(self, now: float) -> None:
         """Drops what has left the window; `own` is right for `now` afterwards."""
-        oldest = int(now / self._width_s) - BUCKETS
-        if oldest <= self._own_from:
+        if now < self._edge:
             return
         own = self._own
-        gone = [bucket for bucket in own if bucket < oldest]
-        for bucket in gone:
+        if self._current:
+            own[self._bucket] = self._current
+            self._current = 0
+        self._bucket = int(now / self._width_s)
+        self._edge = (self._bucket + 1) * self._width_s
+        oldest = self._bucket - BUCKETS
+        # In the order of time: the first that stays is the end.
+        while own:
+            bucket = next(iter(own))
+            if bucket >= oldest:
+                break
             self.own -= own.pop(bucket)
-        self._own_from = min(own) if own else oldest
 
     # With the server.
 

@@ -259,8 +259,9 @@ class Ledger:
             credit = budget.take(tokens, now)
             counts = budget.rule.counts
             counts.reserved_tokens += tokens
-            counts.credit_tokens += min(credit, tokens)
-            if not (budget.queued or budget.drawing) and (credit or budget.rule.slots or budget.low):
+            if credit:
+                counts.credit_tokens += min(credit, tokens)
+            if budget.low and not budget.queued and not budget.drawing:
                 self._queue(budget)
         return Reservation(budgets, tokens, now)
 
@@ -287,7 +288,7 @@ class Ledger:
                 if over > 0:
                     counts.debt_tokens += over
                     budget.used_at = now
-            if not (budget.queued or budget.drawing) and budget.has_words(self.members):
+            if not budget.queued and not budget.drawing and budget.has_words(self.members):
                 self._queue(budget)
 
     def cancel(self, reservation: Reservation, now: float) -> None:

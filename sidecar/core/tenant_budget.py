@@ -137,6 +137,7 @@ class Budget:
         "header_stamp",
         "header_until",
         "in_flight",
+        "low",
         "mark_at",
         "meters",
         "queued",
@@ -160,6 +161,8 @@ class Budget:
         self.gone = False
         """The policy has it no more: it gives back what it holds."""
         self.in_flight = 0
+        self.low = False
+        """The last `take` left too little, or used a slot."""
         self.slots = 0
         """Requests that may be under way here."""
         self.slots_in_use = 0
@@ -219,11 +222,6 @@ class Budget:
             return True
         return not all(meter.settled for meter in self.meters)
 
-    @property
-    def low(self) -> bool:
-        """Whether less is held than shall be."""
-        return any(meter.held < meter.low for meter in self.meters)
-
     def has_words(self, members: int) -> bool:
         """Whether there is something to tell or to want."""
         for meter in self.meters:
@@ -251,17 +249,21 @@ class Budget:
         return min(limit, self.in_flight + 1) if more else self.in_flight
 
     def take(self, tokens: int, now: float) -> int:
-        """A request goes; how many of its tokens are on credit."""
+        """A request goes; how much of it is on credit. `low`: less is held now than shall be."""
         credit = 0
+        low = self.rule.slots > 0
         for meter in self.meters:
-            if meter.unit == TOKENS:
-                credit = max(credit, meter.take(tokens, now))
-            elif meter.take(1, now):
-                credit = max(credit, 1)
+            owed = meter.take(tokens if meter.unit == TOKENS else 1, now)
+            if owed > credit:
+                credit = owed
+            if meter.held < meter.low or owed:
+                low = True
+        self.low = low
         self.in_flight += 1
         self.reserved += tokens
         self.used_at = now
-        self.typical = max(float(tokens), 0.9 * self.typical + 0.1 * tokens)
+        usual = 0.9 * self.typical + 0.1 * tokens
+        self.typical = usual if usual > tokens else float(tokens)
         self.stamp += 1
         return credit
 
