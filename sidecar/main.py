@@ -597,6 +597,7 @@ def _watch_gauges(running: Running) -> None:
     metrics.watch_desk(running.routes)
     metrics.watch_ledger(running.pipeline.ledger)
     metrics.watch_jwt(running.verifier)
+    metrics.watch_counter(running.counter)
     metrics.watch("requests_in_flight", lambda: running.pipeline.live)
     metrics.watch("downstream_connections", lambda: running.listener.connections)
     metrics.watch("downstream_rejected", lambda: running.listener.rejected)
