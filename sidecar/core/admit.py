@@ -26,15 +26,21 @@ and gives back tickets; whoever holds them calls nothing of it from inside.
 9. In shadow everybody runs. The queue is played: a request that would have waited stands in it without knowing, gets
    its turn when another leaves, and carries away what enforcing would have done with it.
 
+10. With `fairness: service` tenants that have used more than their part of the service (`parts`) go behind all that
+   have not, whatever their class: in turns, in the queue's places and in evictions.
+
 Being turned away here is nobody's failure: no breaker hears of it.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
 from math import ceil, inf
 from typing import Final
 
 from sidecar.core.classes import Classes
+from sidecar.core.evict import oldest_of, runs_in, victims_of
+from sidecar.core.gate_view import ClassView as ClassView
+from sidecar.core.gate_view import GateView as GateView
+from sidecar.core.lanes import Lanes, PoolOf, emptied, heir_of, number_of
 from sidecar.core.pool import Pool
 from sidecar.core.turns import (
     EVICTED,
@@ -44,19 +50,14 @@ from sidecar.core.turns import (
     RUNNING,
     Group,
     Lane,
-    Lanes,
     Share,
     Standing,
 )
 from sidecar.core.turns import Ticket as Ticket
 from sidecar.kernel.errors import Reason
-from sidecar.kernel.ids import VersionName
-from sidecar.policy.schema import DEFAULT_CLASS, Admission
+from sidecar.policy.schema import Admission
 
-MAX_TENANTS: Final = 100_000  # remembered while they are idle
-MAX_LANES: Final = 256  # remembered while nobody waits or runs in them
 MAX_TOLD: Final = 64  # turned away in one call: the event loop has other things to do as well
-CANDIDATES: Final = 256  # of the newest that run, those who are looked at when some have to go
 POLL_S: Final = 0.05  # room comes back without a word, too: a limit grows, a breaker closes
 HOLD_S: Final = 5.0  # a Retry-After that ends within it is waited for
 RETRY_LEAST_S: Final = 1.0
@@ -68,9 +69,6 @@ _WHOLE: Final = 1.0 - 1e-9  # a turn: twenty times a twentieth must make one
 _OVERLOADED: Final = Reason.OVERLOADED
 _QUEUE_TIMEOUT: Final = Reason.QUEUE_TIMEOUT
 _PREEMPTED: Final = Reason.PREEMPTED
-
-PoolOf = Callable[[str, VersionName | None], Pool]
-"""The pool of a model and version, as `ServiceState.pool` gives it."""
 
 
 class TurnedAway:
@@ -84,61 +82,6 @@ class TurnedAway:
         self.retry_after_s = retry_after_s
 
 
-class ClassView:
-    """A class as operators see it. `waiting_s`: its oldest request; `usual_s`: the time to a first token that it
-    reckons with; `met` and `missed` are of its SLA."""
-
-    __slots__ = (
-        "met",
-        "missed",
-        "name",
-        "overloaded",
-        "preempted",
-        "preemptible",
-        "priority",
-        "queue_timeout",
-        "queued",
-        "running",
-        "sla_s",
-        "turns",
-        "usual_s",
-        "waiting_s",
-        "warning",
-    )
-
-    def __init__(self, standing: Standing) -> None:
-        qos = standing.qos
-        self.name = qos.name
-        self.priority = qos.priority
-        self.sla_s = qos.sla_s
-        self.preemptible = qos.preemptible
-        self.queued = standing.queued
-        self.running = standing.running
-        self.waiting_s = 0.0
-        self.turns = standing.turns
-        self.overloaded = standing.overloaded
-        self.queue_timeout = standing.queue_timeout
-        self.preempted = standing.preempted
-        self.met = standing.met
-        self.missed = standing.missed
-        self.warning = False
-        self.usual_s = standing.usual.careful_s
-
-
-class GateView:
-    """A gate as operators see it. `tenants`: those that are remembered, once for each class and set of endpoints."""
-
-    __slots__ = ("classes", "mode", "queued", "running", "tenants", "turns")
-
-    def __init__(self, gate: "Gate", classes: list[ClassView]) -> None:
-        self.mode = gate.mode
-        self.queued = gate.queued
-        self.running = gate.running
-        self.tenants = gate.tenants
-        self.turns = gate.turns
-        self.classes = classes
-
-
 class Gate:
     """Who runs, who waits and who does neither. `queued`, `running`: requests; in shadow as if it were enforced.
 
@@ -146,10 +89,7 @@ class Gate:
     """
 
     __slots__ = (
-        "_busy",
-        "_by_pool",
         "_credit",
-        "_idle",
         "_lanes",
         "_leaving",
         "_number",
@@ -157,14 +97,11 @@ class Gate:
         "_places",
         "_reserve",
         "_shed",
-        "_standings",
         "_stirred",
         "_warning_ratio",
-        "_weights",
         "mode",
         "queued",
         "running",
-        "tenants",
         "turns",
     )
 
@@ -172,19 +109,11 @@ class Gate:
         self.mode = "enforce"
         self.queued = 0
         self.running = 0
-        self.tenants = 0
         self.turns = 0
         self._places = 0
         self._reserve = 0.0
         self._warning_ratio = 1.0
-        self._weights: dict[str, float] = {}
-        self._standings: list[Standing] = []
-        self._lanes: dict[Lanes, Lane] = {}
-        self._by_pool: dict[Pool, Lane] = {}
-        self._busy: dict[Lane, None] = {}
-        """Where somebody waits."""
-        self._idle: OrderedDict[Share, None] = OrderedDict()
-        """Tenants of whom nobody waits or runs, the longest first."""
+        self._lanes = Lanes()
         self._leaving: dict[int, Ticket] = {}
         """Told to go."""
         self._shed: deque[tuple[Ticket, TurnedAway]] = deque()
@@ -203,14 +132,7 @@ class Gate:
         self._places = policy.queue
         self._reserve = policy.reserve
         self._warning_ratio = policy.warning_ratio
-        if policy.tenant_weights != self._weights:
-            self._weights = dict(policy.tenant_weights)
-            for lane in self._lanes.values():
-                for group in lane.groups:
-                    for share in group.shares.values():
-                        share.weight = self._weights.get(share.tenant, 1.0)
-        if [standing.qos for standing in self._standings] != list(classes.all):
-            self._reclass(classes)
+        self._lanes.use(policy, classes, now)
         if mode != self.mode:
             self.mode = mode
             self._release(now)
@@ -218,16 +140,10 @@ class Gate:
     def enter(self, ticket: Ticket, pool: Pool, now: float) -> TurnedAway | bool:
         """True: it runs, and is to be sent before anything else is asked of the gate. False: it waits for `take`."""
         pool.refresh(now)
-        lane = self._by_pool.get(pool)
-        if lane is None:
-            lane = self._lane_of(pool, ticket.version, now)
-        index = ticket.qos.index
-        group = lane.groups[index] if index < len(lane.groups) else None
-        if group is None or group.qos is not ticket.qos:
-            group = self._reclassed(ticket, lane)
-        share = group.shares.get(ticket.tenant)
-        if share is None:
-            share = self._share(group, ticket.tenant)
+        lanes = self._lanes
+        lane = lanes.lane_of(pool, ticket.version, now)
+        group = lanes.group_of(ticket, lane)
+        share = lanes.share_of(group, ticket.tenant, now)
         self._number += 1
         ticket.number = self._number
         ticket.queued_at = now
@@ -256,12 +172,13 @@ class Gate:
         self._stirred = False
         if not self.queued or self.mode == "shadow":
             return None
-        for lane in list(self._busy):
+        for lane in list(self._lanes.busy):
             pool = pool_of(lane.model, lane.key[0])
             if pool is not lane.pool:
-                self._follow(lane, pool, pool_of, now)
+                self._lanes.follow(lane, pool, pool_of, now)
+        self._lanes.sort(now)
         roomy: list[Lane] = []
-        for lane in self._busy:
+        for lane in self._lanes.busy:
             lane.pool.refresh(now)
             if lane.pool.has_room(now) or _nobody_can(lane.pool, now):
                 roomy.append(lane)
@@ -278,7 +195,8 @@ class Gate:
 
     def turned_away(self, now: float) -> list[tuple[Ticket, TurnedAway]]:
         """Who shall wait no longer, and who of those that run shall go; a part of them, if they are many."""
-        for lane in list(self._busy):
+        self._lanes.sort(now)
+        for lane in list(self._lanes.busy):
             for group in lane.groups:
                 while (head := group.head) is not None and now >= self._ends_at(group, head):
                     self._late(group, head, now)
@@ -288,7 +206,7 @@ class Gate:
             entry = shed.popleft()
             if entry[0].state == OUT:  # else it left before it was told
                 told.append(entry)
-        for lane in list(self._busy):
+        for lane in list(self._lanes.busy):
             self._evict(lane, told, now)
         return told
 
@@ -300,7 +218,7 @@ class Gate:
         share = ticket.share
         if share is None:
             return
-        standing = _heir(share.group.standing)
+        standing = heir_of(share.group.standing)
         if not ticket.qos.evict_streams:
             standing.evictable.pop(ticket.number, None)
         if ticket.streams:
@@ -322,13 +240,15 @@ class Gate:
         if state == QUEUED:
             self._unqueue(group, ticket, share)
         else:
-            standing = _heir(group.standing)
+            standing = heir_of(group.standing)
             standing.running -= 1
             share.running -= 1
             lane.running -= 1
             self.running -= 1
             if tokens != ticket.tokens:
                 group.settle(share, tokens - ticket.tokens)
+                if self._lanes.parts is not None and share.payer is not None:
+                    self._lanes.parts.use(share.payer, tokens - ticket.tokens, now)
             if ticket.qos.preemptible:
                 standing.evictable.pop(ticket.number, None)
                 if state == EVICTED:
@@ -338,8 +258,7 @@ class Gate:
                 if self.mode == "shadow":
                     self._give(lane, now)
         ticket.share = None
-        if not share.running and not share.queued and not group.gone:
-            self._idle[share] = None
+        self._lanes.rests(share, now)
 
     def due(self, now: float) -> float:
         """When to ask `take` and `turned_away` again though nothing happens, in monotonic seconds; inf: no need."""
@@ -350,7 +269,7 @@ class Gate:
         if self._stirred or self._owed:
             return now
         at = now + POLL_S
-        for lane in self._busy:
+        for lane in self._lanes.busy:
             for group in lane.groups:
                 head = group.head
                 if head is None:
@@ -365,29 +284,29 @@ class Gate:
         """All that wait, in the order in which they came: the gate is no more, and keeps none of them."""
         left = [ticket for ticket in self._owed if ticket.state != LEFT]
         self._owed.clear()
-        for lane in self._busy:
-            for ticket in _emptied(lane):
+        for lane in self._lanes.busy:
+            for ticket in emptied(lane):
                 ticket.share = None
                 ticket.state = LEFT
                 left.append(ticket)
-        self._busy.clear()
+        self._lanes.busy.clear()
         left.extend([ticket for ticket, _ in self._shed if ticket.state == OUT])  # not told yet: they wait still
         self._shed.clear()
         self.queued = 0
-        left.sort(key=_number)
+        left.sort(key=number_of)
         return left
 
     def view(self, now: float) -> GateView:
         """How things stand."""
-        classes = [ClassView(standing) for standing in self._standings]
-        for lane in self._busy:
+        classes = [ClassView(standing) for standing in self._lanes.standings]
+        for lane in self._lanes.busy:
             for index, group in enumerate(lane.groups):
                 head = group.head
                 if head is not None:
                     seen = classes[index]
                     seen.waiting_s = max(seen.waiting_s, now - head.queued_at)
                     seen.warning = seen.warning or now >= self._warned_at(group, head)
-        return GateView(self, classes)
+        return GateView(self.mode, self.queued, self.running, self._lanes.tenants, self.turns, classes)
 
     # Turns.
 
@@ -398,8 +317,12 @@ class Gate:
         group.charge(share, ticket.tokens)
         if waited:
             self._unqueue(group, ticket, share)
-        elif not share.running and not share.queued:
-            self._idle.pop(share, None)
+        else:
+            self._lanes.wakes(share)
+        if self._lanes.parts is not None and share.payer is not None:
+            self._lanes.parts.use(share.payer, ticket.tokens, now)
+            if not self.queued:
+                self._lanes.parts.turned.clear()
         ticket.state = RUNNING
         ticket.share = share
         ticket.started_at = now
@@ -424,6 +347,7 @@ class Gate:
 
     def _give(self, lane: Lane, now: float) -> None:
         """In shadow: a turn to whoever would have it."""
+        self._lanes.sort(now)
         lanes = [lane]
         group = self._next(lanes, now)
         self._begin(group, self._head(group), lanes, now)
@@ -431,16 +355,18 @@ class Gate:
     def _begin(self, group: Group, ticket: Ticket, lanes: list[Lane], now: float) -> None:
         """A turn given; what the overdue earn by it or spend is reckoned here."""
         overdue = _overdue(lanes, now)
+        paid = False
         if overdue is not None:
             earned = self._credit + self._reserve
             if overdue is not group:
                 self._credit = earned
             elif earned >= _WHOLE:
                 self._credit = earned - 1.0
+                paid = True
         share = ticket.share
         assert share is not None
         self._start(ticket, group, share, now)
-        if overdue is group:
+        if paid:
             # Its turn was owed: evicted, it would starve with turns instead of without.
             group.standing.evictable.pop(ticket.number, None)
 
@@ -451,13 +377,15 @@ class Gate:
             if overdue is not None:
                 return overdue
         chosen: Group | None = None
+        chosen_within = False
         for lane in lanes:
             warned = self._warned(lane, now)
             for group in lane.groups:
                 if group.head is None or (warned and group.qos.preemptible):
                     continue
-                if chosen is None or _before(group, chosen):
-                    chosen = group
+                within = self._lanes.parts is None or group.has_within()
+                if chosen is None or within > chosen_within or (within == chosen_within and _before(group, chosen)):
+                    chosen, chosen_within = group, within
         assert chosen is not None
         return chosen
 
@@ -480,12 +408,13 @@ class Gate:
                 f"every endpoint that could serve this is at its limit, and {self.queued} requests wait",
                 self._retry_s(group),
             )
-        if not share.running and not share.queued:
-            self._idle.pop(share, None)
+        self._lanes.wakes(share)
+        if self._lanes.parts is not None and share.payer is not None:
+            self._lanes.parts.judge(share.payer, now)
         if not lane.queued:
             lane.fills(now)
             lane.model = ticket.model
-            self._busy[lane] = None
+            self._lanes.busy[lane] = None
         group.push(ticket, share)
         self.queued += 1
         self._stirred = True
@@ -504,17 +433,16 @@ class Gate:
         group.remove(ticket, share)
         self.queued -= 1
         if not group.lane.queued:
-            self._busy.pop(group.lane, None)
+            self._lanes.busy.pop(group.lane, None)
 
-    def _shed_one(self, group: Group, ticket: Ticket, away: TurnedAway) -> None:
+    def _shed_one(self, group: Group, ticket: Ticket, away: TurnedAway, now: float) -> None:
         """Out of the queue, to be told."""
         share = ticket.share
         assert share is not None
         self._unqueue(group, ticket, share)
         ticket.share = None
         ticket.state = OUT
-        if not share.running and not share.queued:
-            self._idle[share] = None
+        self._lanes.rests(share, now)
         if self.mode == "shadow":
             ticket.shadowed = away.reason
         else:
@@ -527,18 +455,49 @@ class Gate:
             why = f"{waited}, the longest that class {group.qos.name} waits"
         else:
             why = f"{waited}, and can no longer be served within what class {group.qos.name} promises"
-        self._shed_one(group, ticket, TurnedAway(_QUEUE_TIMEOUT, why, self._retry_s(group)))
+        self._shed_one(group, ticket, TurnedAway(_QUEUE_TIMEOUT, why, self._retry_s(group)), now)
 
     def _make_place(self, group: Group, share: Share, now: float) -> bool:
         """Turn the right one away for a newcomer of a full queue; False: that is the newcomer itself."""
+        self._lanes.sort(now)
+        victim = self._place_of_one_behind(group, share) or self._place_of_the_humblest(group, share)
+        if victim is None:
+            return False
+        fullest = victim.group
+        newest = victim.tail
+        assert newest is not None
+        fullest.standing.overloaded += 1
+        away = TurnedAway(
+            _OVERLOADED,
+            f"every endpoint is at its limit, {self.queued} requests wait, and this one gave its place to another",
+            self._retry_s(fullest),
+        )
+        self._shed_one(fullest, newest, away, now)
+        return True
+
+    def _place_of_one_behind(self, group: Group, share: Share) -> Share | None:
+        """For one that keeps to its part: a tenant that does not, of the lowest class in which one waits."""
+        if share.payer is None or share.payer.behind:
+            return None
+        found: Share | None = None
+        for lane in self._lanes.busy:
+            for each in lane.groups:
+                behind = each.first_behind()
+                if behind is not None and (found is None or each.qos.priority < found.group.qos.priority):
+                    longest = each.longest()
+                    found = longest if longest.payer is not None and longest.payer.behind else behind
+        return found
+
+    def _place_of_the_humblest(self, group: Group, share: Share) -> Share | None:
+        """Of the lowest class that waits, the tenant that has most waiting; None: the newcomer is humbler."""
         lowest: Standing | None = None
-        for standing in self._standings:
+        for standing in self._lanes.standings:
             if standing.queued and (lowest is None or not _outweighs(lowest, standing)):
                 lowest = standing
         if lowest is None or lowest.qos.priority > group.qos.priority:
-            return False
+            return None
         fullest: Group | None = None
-        for lane in self._busy:
+        for lane in self._lanes.busy:
             for each in lane.groups:
                 if each.standing is lowest and each.queued and (fullest is None or each.queued > fullest.queued):
                     fullest = each
@@ -550,18 +509,10 @@ class Gate:
             gives_way = lowest.queued / lowest.qos.weight > (group.standing.queued + 1) / group.qos.weight
         else:
             gives_way = True
-        if not gives_way:
-            return False
-        newest = longest.tail
-        assert newest is not None
-        lowest.overloaded += 1
-        away = TurnedAway(
-            _OVERLOADED,
-            f"every endpoint is at its limit, {self.queued} requests wait, and this one gave its place to another",
-            self._retry_s(fullest),
-        )
-        self._shed_one(fullest, newest, away)
-        return True
+        if gives_way and (share.payer is None or not share.payer.behind):
+            return longest
+        # Who goes after all others takes no place from those who do not.
+        return longest if gives_way and (longest.payer is None or longest.payer.behind) else None
 
     def _wait_s(self, group: Group, share: Share) -> float:
         """How long a newcomer of the group may expect to wait; 0.0 where that is not known."""
@@ -603,13 +554,14 @@ class Gate:
     def _warned(self, lane: Lane, now: float) -> bool:
         """Whether somebody waits there whom those that are preemptible are to make way for."""
         for group in lane.groups:
-            head = group.head
-            if head is not None and not group.qos.preemptible and now >= self._warned_at(group, head):
-                return True
+            if group.head is not None and not group.qos.preemptible:
+                oldest = oldest_of(group, group.head)
+                if oldest is not None and now >= self._warned_at(group, oldest):
+                    return True
         return False
 
     def _can_evict(self) -> bool:
-        return any(standing.evictable for standing in self._standings if standing.qos.preemptible)
+        return any(standing.evictable for standing in self._lanes.standings if standing.qos.preemptible)
 
     def _evict(self, lane: Lane, told: list[tuple[Ticket, TurnedAway]], now: float) -> None:
         """Tell as many of those that run to go as are in their warning zone."""
@@ -617,10 +569,10 @@ class Gate:
         for group in lane.groups:
             if group.qos.preemptible:
                 continue
-            ticket = group.head
+            ticket = None if group.head is None else oldest_of(group, group.head)
             while ticket is not None and wanted < most and now >= self._warned_at(group, ticket):
                 wanted += 1
-                ticket = ticket.behind
+                ticket = None if ticket.behind is None else oldest_of(group, ticket.behind)
         if not wanted or not self._can_evict():
             return
         pool = lane.pool
@@ -628,15 +580,16 @@ class Gate:
         if pool.has_room(now) or _nobody_can(pool, now):
             return
         for leaving in self._leaving.values():
-            wanted -= _runs_in(leaving, lane)
-        for standing in reversed(self._standings):
-            if wanted <= 0:
-                return
-            if standing.qos.preemptible and standing.evictable:
-                victims = _victims(standing, lane, wanted)
-                wanted -= len(victims)
-                for victim in victims:
-                    self._tell_to_go(standing, victim, lane, told, now)
+            wanted -= runs_in(leaving, lane)
+        for only_behind in (True, False) if self._lanes.parts is not None else (False,):
+            for standing in reversed(self._lanes.standings):
+                if wanted <= 0:
+                    return
+                if standing.qos.preemptible and standing.evictable:
+                    victims = victims_of(standing, lane, wanted, only_behind)
+                    wanted -= len(victims)
+                    for victim in victims:
+                        self._tell_to_go(standing, victim, lane, told, now)
 
     def _tell_to_go(
         self, standing: Standing, victim: Ticket, lane: Lane, told: list[tuple[Ticket, TurnedAway]], now: float
@@ -653,139 +606,9 @@ class Gate:
         why = f"class {victim.qos.name} made way for requests that could not wait"
         told.append((victim, TurnedAway(_PREEMPTED, why, EVICTED_RETRY_S)))
 
-    # Lanes and tenants.
-
-    def _lane_of(self, pool: Pool, version: VersionName | None, now: float) -> Lane:
-        key = version, pool.kinds
-        lane = self._lanes.get(key)
-        if lane is None:
-            if len(self._lanes) >= MAX_LANES:
-                self._forget_lanes()
-            lane = self._lanes[key] = Lane(key, pool, self._standings, now)
-        else:
-            self._by_pool.pop(lane.pool, None)
-            lane.pool = pool
-        self._by_pool[pool] = lane
-        return lane
-
-    def _forget_lanes(self) -> None:
-        """Those in which nobody waits or runs."""
-        for lane in list(self._lanes.values()):
-            if not lane.queued and not lane.running:
-                del self._lanes[lane.key]
-                self._by_pool.pop(lane.pool, None)
-                for group in lane.groups:
-                    self._forget_group(group)
-
-    def _forget_group(self, group: Group) -> None:
-        group.gone = True
-        self.tenants -= len(group.shares)
-        for share in group.shares.values():
-            self._idle.pop(share, None)
-        group.shares = {}
-
-    def _follow(self, lane: Lane, pool: Pool, pool_of: PoolOf, now: float) -> None:
-        """The pool was made anew. Where other endpoints have these models now, the tickets go where they belong."""
-        if pool.kinds == lane.key[1]:
-            self._lane_of(pool, lane.key[0], now)
-            return
-        for ticket in _emptied(lane):
-            self.queued -= 1
-            index, share = ticket.qos.index, ticket.share
-            assert share is not None
-            if not share.running and not share.queued:
-                self._idle[share] = None
-            there = self._lane_of(pool_of(ticket.model, ticket.version), ticket.version, now)
-            self._put_back(there.groups[index], ticket)
-        if not lane.queued:
-            self._busy.pop(lane, None)
-
-    def _put_back(self, group: Group, ticket: Ticket) -> None:
-        """It waits on, in another lane or class."""
-        share = group.shares.get(ticket.tenant)
-        if share is None:
-            share = self._share(group, ticket.tenant)
-        self._idle.pop(share, None)
-        if not group.lane.queued:
-            group.lane.model = ticket.model
-        self._busy[group.lane] = None
-        group.push(ticket, share)
-        self.queued += 1
-
-    def _share(self, group: Group, tenant: str) -> Share:
-        share = group.shares[tenant] = Share(tenant, self._weights.get(tenant, 1.0), group)
-        self._idle[share] = None
-        self.tenants += 1
-        while self.tenants > MAX_TENANTS and len(self._idle) > 1:
-            oldest, _ = self._idle.popitem(last=False)
-            del oldest.group.shares[oldest.tenant]
-            self.tenants -= 1
-        return share
-
-    # Reloads.
-
-    def _reclass(self, classes: Classes) -> None:
-        """The classes are others: each takes over what is known of the one of its name, `default` of those gone."""
-        known = {standing.qos.name: standing for standing in self._standings}
-        standings: list[Standing] = []
-        for qos in classes.all:
-            standing = known.pop(qos.name, None)
-            if standing is None:
-                standing = Standing(qos)
-            standing.qos = qos
-            standings.append(standing)
-        for standing in standings:
-            others = [each for each in standings if each.qos.priority == standing.qos.priority]
-            standing.rivals = len(others) > 1
-        heir = standings[classes.default.index]
-        for gone in known.values():
-            gone.heir = heir
-            heir.running += gone.running
-            gone.evictable.clear()
-        self._standings = standings
-        for lane in self._lanes.values():
-            self._reclass_lane(lane, heir)
-
-    def _reclass_lane(self, lane: Lane, heir: Standing) -> None:
-        waiting = _emptied(lane)
-        self.queued -= len(waiting)
-        before = {group.standing: group for group in lane.groups}
-        groups: list[Group] = []
-        for standing in self._standings:
-            group = before.pop(standing, None)
-            if group is None:
-                group = Group(standing, lane)
-            group.qos = standing.qos
-            groups.append(group)
-        lane.groups = groups
-        for gone in before.values():
-            self._forget_group(gone)
-        for ticket in waiting:
-            share = ticket.share
-            assert share is not None
-            standing = _heir(share.group.standing)
-            if not share.group.gone and not share.running and not share.queued:
-                self._idle[share] = None
-            ticket.qos = standing.qos
-            self._put_back(groups[standing.qos.index], ticket)
-        if not lane.queued:
-            self._busy.pop(lane, None)
-
-    def _reclassed(self, ticket: Ticket, lane: Lane) -> Group:
-        """The group of a ticket whose class was looked up before a reload."""
-        found = lane.groups[0]
-        for group in lane.groups:
-            if group.qos.name == ticket.qos.name:
-                found = group
-                break
-            if group.qos.name == DEFAULT_CLASS:
-                found = group
-        ticket.qos = found.qos
-        return found
-
     def _release(self, now: float) -> None:
         """The mode is another one: nobody waits any more. In shadow nobody did."""
-        for lane in list(self._busy):
+        for lane in list(self._lanes.busy):
             for group in lane.groups:
                 while (head := group.head) is not None and (share := head.share) is not None:
                     self._start(head, group, share, now)
@@ -832,58 +655,3 @@ def _outweighs(one: Standing, other: Standing) -> bool:
     if one.qos.priority != other.qos.priority:
         return one.qos.priority < other.qos.priority
     return one.queued / one.qos.weight > other.queued / other.qos.weight
-
-
-def _runs_in(ticket: Ticket, lane: Lane) -> bool:
-    """Whether it runs where it leaves room for those that wait in the lane."""
-    node, share = ticket.node, ticket.share
-    if node is not None:
-        return lane.pool.has(node)
-    return share is not None and share.group.lane is lane
-
-
-def _victims(standing: Standing, lane: Lane, wanted: int) -> list[Ticket]:
-    """Who of a class is to make room: of the tenant that runs most, for its weight, the newest; up to so many."""
-    candidates: list[Ticket] = []
-    for running in reversed(standing.evictable.values()):
-        if _runs_in(running, lane):
-            candidates.append(running)
-            if len(candidates) >= CANDIDATES:
-                break
-    victims: list[Ticket] = []
-    told: dict[Share, int] = {}
-    while candidates and len(victims) < wanted:
-        found, most = 0, -1.0
-        for place, running in enumerate(candidates):
-            share = running.share
-            if share is not None:
-                runs = (share.running - told.get(share, 0)) / share.weight
-                if runs > most:
-                    found, most = place, runs
-        victim = candidates.pop(found)
-        victims.append(victim)
-        share = victim.share
-        if share is not None:
-            told[share] = told.get(share, 0) + 1
-    return victims
-
-
-def _emptied(lane: Lane) -> list[Ticket]:
-    """All that wait in the lane, in the order in which they came; they keep their share, and are in no queue."""
-    waiting: list[Ticket] = []
-    for group in lane.groups:
-        while (head := group.head) is not None and (share := head.share) is not None:
-            group.remove(head, share)
-            waiting.append(head)
-    waiting.sort(key=_number)
-    return waiting
-
-
-def _heir(standing: Standing) -> Standing:
-    while (heir := standing.heir) is not None:
-        standing = heir
-    return standing
-
-
-def _number(ticket: Ticket) -> int:
-    return ticket.number

@@ -14,7 +14,10 @@ cuts and steps are AIMD, Jacobson 1988).
 3. A request sent before the last change tells of the limit before it, and is not judged: else one overload would cut
    once for each second that its requests take to come back.
 4. An engine that has requests waiting in a queue of its own, or says that it is full, is full whatever its tokens say.
-5. It grows only if what there was has been used, and only on evidence: `MIN_SAMPLES` first tokens. Without any (no
+   What waits there tells how much too many they were: the limit is what did not wait.
+5. Where it was cut is its ceiling (CUBIC's last maximum, Ha et al. 2008): it grows up to it and rests there for
+   `RESTS_S`, and passes it in steps of one: without that it would find out every few seconds anew.
+6. It grows only if what there was has been used, and only on evidence: `MIN_SAMPLES` first tokens. Without any (no
    streams) it goes no further than back to where it began.
 """
 
@@ -36,6 +39,9 @@ FAR: Final = 1.0  # a logarithm beyond which a distance counts no more
 STALE_S: Final = 30.0  # samples that are too few for so long are thrown away
 LEAST_S: Final = 0.0001  # of a first token: what is less is the clock's step
 APART_S: Final = 1.0  # between two cuts because it said that it is full
+HEARD_S: Final = 3.0  # between two cuts for the same queue: it is asked for once a second, and takes a while to go
+RESTS_S: Final = 30.0  # at the ceiling, after the last cut
+PASSED: Final = 8.0  # beyond the ceiling it is no ceiling any more
 RECOVERS_S: Final = 10.0  # between two steps back to where it began, without evidence
 BUCKETS: Final = 40  # doublings of a body's bytes: a terabyte
 
@@ -46,8 +52,10 @@ class Limiter:
 
     __slots__ = (
         "_bases",
+        "_ceiling",
         "_changed_at",
         "_crowded_at",
+        "_cut_at",
         "_edge",
         "_max",
         "_min",
@@ -80,6 +88,8 @@ class Limiter:
         self._waits_since = inf
         """When the first of the ratios came."""
         self._changed_at = -inf
+        self._ceiling = inf
+        self._cut_at = -inf
         self._crowded_at = -inf
         """When more than `min` were last seen to run."""
         self._peak = 0
@@ -119,7 +129,7 @@ class Limiter:
     def pushed_back(self, now: float) -> None:
         """It said that it is full. Of many that say so at once, one counts."""
         if now - self._changed_at >= APART_S:
-            self._cut(CUT * self.limit, now)
+            self._cut(CUT * self.limit, self.limit, now)
 
     def tick(self, waiting: int, in_flight: int, now: float) -> float:
         """Once a second: the limit from now on. `waiting`: requests in the engine's own queue, 0 also if unknown."""
@@ -133,10 +143,13 @@ class Limiter:
         elif now - self._waits_since >= STALE_S:
             self._forget()
         used = peak >= USED * self.limit
-        if waiting > 0 or (judged and over > self._edge):
-            if in_flight < self.limit + 1.0:  # else the last cut is still to be felt
-                least = exp(self._edge - over) if judged else 1.0
-                self._cut(min(LEAST_CUT, max(CUT, least)) * min(self.limit, peak / USED), now)
+        if waiting > 0:
+            if now - self._cut_at >= HEARD_S:
+                fits = max(CUT * self.limit, float(peak - waiting))
+                self._cut(fits, fits, now)
+        elif judged and over > self._edge:
+            cut = min(LEAST_CUT, max(CUT, exp(self._edge - over)))
+            self._cut(cut * min(self.limit, peak / USED), min(self.limit, peak / USED), now)
         elif judged:
             if used and over < CALM * self._edge:
                 self._grow(self._max, now)
@@ -161,16 +174,24 @@ class Limiter:
         self._waits_since = inf
         self._sized = [False] * BUCKETS
 
-    def _cut(self, to: float, now: float) -> None:
+    def _cut(self, to: float, ceiling: float, now: float) -> None:
         to = max(self._min, to)
         if to < self.limit:
             self.limit = to
             self.cuts += 1
-            self._changed_at = now
+            self._ceiling = max(self._min, ceiling)
+            self._cut_at = self._changed_at = now
             self._forget()
 
     def _grow(self, most: float, now: float) -> None:
-        to = min(most, self.limit + max(1.0, STEP * self.limit))
+        step = max(1.0, STEP * self.limit)
+        if self.limit < self._ceiling:
+            most = min(most, self._ceiling)
+        elif self.limit < self._ceiling + PASSED:
+            if now - self._cut_at < RESTS_S:
+                return
+            step = 1.0
+        to = min(most, self.limit + step)
         if to > self.limit:
             self.limit = to
             self.grown += 1

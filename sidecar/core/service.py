@@ -48,6 +48,7 @@ from sidecar.policy.schema import Adaptive, Deadlines, Engine, Front, NodeBreake
 MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold anything
 MAX_MODEL_NAME: Final = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
 MAX_POOLS: Final = 128  # (model, version) pairs whose pool is remembered
+MAX_LIMITERS: Final = 256  # of endpoints that left and may come back
 MAX_COUNTED: Final = 400  # sessions and kinds of request whose results are counted between two tellings
 LEASE_SLACK_S: Final = 5.0  # a probe may take its total deadline; what comes this much later is lost
 
@@ -100,6 +101,7 @@ class ServiceState:
     """One service: its policy as it stands, and everything learnt about its nodes, sessions and kinds of request."""
 
     __slots__ = (
+        "_limiters",
         "_max_sessions",
         "_pools",
         "_session_breakers",
@@ -177,6 +179,8 @@ class ServiceState:
         """The rollout's step that is observed; None while none is under way."""
         self.trial_since = inf
         """What is observed began then, or later."""
+        self._limiters: OrderedDict[tuple[EndpointKey, VersionName], Limiter] = OrderedDict()
+        """Of endpoints that left: what one takes is the same when it comes back, unlike whether it is well."""
         self._session_breakers: dict[SessionId, Breaker] = {}
         self._pools: dict[tuple[str, VersionName | None], Pool] = {}
         self._read(policy)
@@ -231,6 +235,10 @@ class ServiceState:
             gone.draining = True
             gone.detector = None
             gone.breaker.forget()
+            if gone.limiter is not None:
+                self._limiters[gone.key, gone.version] = gone.limiter
+        while len(self._limiters) > MAX_LIMITERS:
+            self._limiters.popitem(last=False)
         self.nodes = nodes
         self.foreign = {}
         for node in nodes.values():
@@ -276,7 +284,8 @@ class ServiceState:
             if self.gate is None or policy.limit == "fixed":
                 node.limiter = None
             elif limiter is None:
-                node.limiter = Limiter(policy)
+                limiter = node.limiter = self._limiters.pop((node.key, node.version), None) or Limiter(policy)
+                limiter.use(policy)
             else:
                 limiter.use(policy)
             self._limit(node, now)

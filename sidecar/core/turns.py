@@ -21,6 +21,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
 from sidecar.core.classes import QosClass
+from sidecar.core.parts import Payer
 from sidecar.core.pool import Kind, Node, Pool
 from sidecar.core.usual import Usual
 from sidecar.kernel.ids import VersionName
@@ -37,7 +38,7 @@ SLACK: Final = 64  # entries of a heap that may be out of date, beyond one per t
 ROLL_S: Final = 1.0  # how often a lane's pace is worked out
 NEWEST: Final = 0.3  # how much the last second counts in it
 
-Lanes = tuple[VersionName | None, frozenset[Kind]]
+LaneKey = tuple[VersionName | None, frozenset[Kind]]
 """What tells one set of endpoints from another, and survives that some of its endpoints come and go."""
 
 
@@ -114,6 +115,7 @@ class Share:
         "group",
         "head",
         "length",
+        "payer",
         "queued",
         "running",
         "tail",
@@ -125,6 +127,8 @@ class Share:
         self.tenant = tenant
         self.weight = weight
         self.group = group
+        self.payer: Payer | None = None
+        """The tenant over all classes; None where that does not count."""
         self.counter = 0.0
         self.running = 0
         self.queued = 0
@@ -184,6 +188,7 @@ class Group:
     """
 
     __slots__ = (
+        "_behind",
         "_entries",
         "_longest",
         "_next",
@@ -215,6 +220,8 @@ class Group:
         self.tail: Ticket | None = None
         self._entries = 0
         self._next: list[tuple[float, int, Share]] = []
+        self._behind: list[tuple[float, int, Share]] = []
+        """Those that go after all others (`parts`)."""
         self._longest: list[tuple[float, int, Share]] = []
 
     def push(self, ticket: Ticket, share: Share) -> None:
@@ -278,25 +285,30 @@ class Group:
         self.lane.queued -= 1
 
     def offer(self, share: Share) -> None:
-        """Enter a tenant that has somebody waiting among the next, at its counter as it is now."""
+        """Enter a tenant that has somebody waiting among the next, at its counter and its place as they are now."""
         self._entries += 1
         share.entry = self._entries
-        heappush(self._next, (share.counter, share.entry, share))
-        if len(self._next) > 2 * self.waiting + SLACK:
-            self._next = [entry for entry in self._next if entry[1] == entry[2].entry]
-            heapify(self._next)
+        payer = share.payer
+        heap = self._next if payer is None or not payer.behind else self._behind
+        heappush(heap, (share.counter, share.entry, share))
+        if len(heap) > 2 * self.waiting + SLACK:
+            kept = [entry for entry in heap if entry[1] == entry[2].entry]
+            heap[:] = kept
+            heapify(heap)
 
     def first(self) -> Share:
         """Whose turn it is. Somebody waits here."""
-        heap = self._next
-        while True:
-            counter, entry, share = heap[0]
-            if entry != share.entry:
-                heappop(heap)
-            elif share.counter > counter:
-                heapreplace(heap, (share.counter, entry, share))
-            else:
-                return share
+        share = _least(self._next) or _least(self._behind)
+        assert share is not None
+        return share
+
+    def first_behind(self) -> Share | None:
+        """The first of those that go after all others; None: nobody does."""
+        return _least(self._behind)
+
+    def has_within(self) -> bool:
+        """Whether somebody waits who does not go after all others."""
+        return _least(self._next) is not None
 
     def longest(self) -> Share:
         """Who has most waiting, for its weight; of those with as many, whose last came last. Somebody waits here."""
@@ -352,7 +364,7 @@ class Lane:
 
     __slots__ = ("_left", "_since", "groups", "key", "model", "pace", "pool", "queued", "running", "starts")
 
-    def __init__(self, key: Lanes, pool: Pool, standings: list[Standing], now: float) -> None:
+    def __init__(self, key: LaneKey, pool: Pool, standings: list[Standing], now: float) -> None:
         self.key = key
         self.pool = pool
         self.model = ""
@@ -379,3 +391,16 @@ class Lane:
             self.pace = rate if self.pace == 0.0 else self.pace + NEWEST * (rate - self.pace)
             self._left = 0
             self._since = now
+
+
+def _least(heap: list[tuple[float, int, Share]]) -> Share | None:
+    """The tenant with the least counter, of a heap whose entries may be out of date; None: there is none."""
+    while heap:
+        counter, entry, share = heap[0]
+        if entry != share.entry:
+            heappop(heap)
+        elif share.counter > counter:
+            heapreplace(heap, (share.counter, entry, share))
+        else:
+            return share
+    return None

@@ -7,6 +7,7 @@ from sidecar.core.admit import Gate, Ticket, TurnedAway
 from sidecar.core.classes import Classes, QosClass
 from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
+from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission, QosPolicy, Service
 from tests.core.build import RULE, fleet_of, service_of
 
@@ -105,3 +106,22 @@ class World:
         given = self.turns()
         running.extend(given)
         return given
+
+
+def full(world: World, qos: str = "text", tenant: str = "first") -> list[Ticket]:
+    """As many as run at once."""
+    running = []
+    for _ in range(sum(int(node.limit) for node in world.nodes)):
+        ticket = world.ticket(qos, tenant)
+        assert world.enter(ticket) is True
+        running.append(ticket)
+    return running
+
+
+def names(tickets: list[Ticket]) -> list[str]:
+    return [ticket.qos.name for ticket in tickets]
+
+
+def reason(verdict: TurnedAway | bool) -> Reason:
+    assert isinstance(verdict, TurnedAway), verdict
+    return verdict.reason

@@ -988,3 +988,70 @@ def test_what_a_session_was_bound_at_is_its_whole() -> None:
     state.turn({"a": 0.25})
     stay = sum(chosen(pick(state, session, None, "m", (), 0.0, chance)).affinity == "bound" for session in there)
     assert within(stay / len(there), 0.5, len(there))
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def limited(*room: int, balance: Balance | None = None) -> ServiceState:
+    """Endpoints with so much room each, all of them at the same load."""
+    _, service = fleet_of(service_of(len(room), balance=balance))
+    for node, free in zip(service.nodes.values(), room, strict=True):
+        node.in_flight = 10
+        node.limit = 10 + free
+    return service
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 9, 50])
+def test_the_one_with_room_is_found_among_those_at_their_limits(count: int) -> None:
+    service = limited(*[0] * (count - 1), 1)
+    for seed in range(20):
+        choice = chosen(pick(service, None, None, "m", (), 0.0, random.Random(seed).random))
+        assert choice.node.key == f"h{count}:80"
+
+
+def test_where_all_are_at_their_limits_the_limits_are_ignored() -> None:
+    service = limited(0, 0, 0)
+    picked = Counter(
+        chosen(pick(service, None, None, "m", (), 0.0, random.Random(seed).random)).node.key for seed in range(300)
+    )
+    assert len(picked) == 3
+
+
+def test_a_session_whose_node_is_at_its_limit_makes_a_detour_and_the_binding_stays() -> None:
+    service, chance = limited(0, 1), random.Random(1).random
+    session = service.session(SessionId("s"), 0.0)
+    session.node_key = EndpointKey("h1:80")
+    detour = chosen(pick(service, session, None, "m", (), 0.0, chance))
+    assert detour.node.key == "h2:80" and detour.affinity == ""
+    bind(session, detour, 0.0)
+    assert session.node_key == "h1:80"
+    service.nodes[EndpointKey("h2:80")].limit = 10
+    assert chosen(pick(service, session, None, "m", (), 0.0, chance)).affinity == "bound"
+    service.nodes[EndpointKey("h2:80")].limit = 11
+    tried = [EndpointKey("h2:80")]
+    assert chosen(pick(service, session, None, "m", tried, 0.0, chance)).node.key == "h1:80"
+
+
+def test_nobody_returns_home_to_a_node_at_its_limit() -> None:
+    service, chance = limited(0, 1), random.Random(1).random
+    session = service.session(SessionId("s"), 0.0)
+    session.node_key, session.home_key = EndpointKey("h2:80"), EndpointKey("h1:80")
+    assert chosen(pick(service, session, None, "m", (), 0.0, chance)).affinity == "bound"
+    service.nodes[EndpointKey("h1:80")].limit = 11
+    assert chosen(pick(service, session, None, "m", (), 0.0, chance)).affinity == "returned"
+
+
+def test_local_ones_with_room_come_before_others_with_room() -> None:
+    policy = service_of(4, balance=Balance(local_first=True))
+    endpoints = tuple(
+        msgspec.structs.replace(endpoint, local=place < 2) for place, endpoint in enumerate(policy.endpoints)
+    )
+    _, service = fleet_of(msgspec.structs.replace(policy, endpoints=endpoints))
+    nodes = list(service.nodes.values())
+    nodes[0].limit = 0
+    for seed in range(30):
+        assert chosen(pick(service, None, None, "m", (), 0.0, random.Random(seed).random)).node is nodes[1]
+    nodes[1].limit = 0
+    for seed in range(30):
+        assert chosen(pick(service, None, None, "m", (), 0.0, random.Random(seed).random)).node in nodes[2:]

@@ -18,6 +18,7 @@ from sidecar.policy.schema import (
     Endpoint,
     Identity,
     NodeBreaker,
+    QosPolicy,
     RequestBreaker,
     Retry,
     Seconds,
@@ -387,3 +388,18 @@ def test_the_same_session_in_two_services_is_two_sessions() -> None:
 
 
 # --- kinds of request -----------------------------------------------------------------------------------------------
+
+
+def test_classes_follow_the_snapshot_and_are_the_same_while_it_says_the_same() -> None:
+    fleet, service = fleet_of(service_of(1))
+    assert ([each.name for each in fleet.classes.all], service.gate) == (["default"], None)
+    voice = QosPolicy(name="voice", latency_sla_ms=50, priority=9)
+    fleet.apply(msgspec.structs.replace(snapshot_of(service_of(1)), qos_policies=(voice,)), 0.0)
+    classes = fleet.classes
+    assert [each.name for each in classes.all] == ["voice", "default"]
+    fleet.apply(msgspec.structs.replace(snapshot_of(service_of(2)), qos_policies=(voice,)), 1.0)
+    assert fleet.classes is classes
+    fleet.put(msgspec.structs.replace(service_of(1), name="other"), 2.0)
+    assert all(each.gate is not None for each in fleet.services.values())
+    fleet.apply(snapshot_of(service_of(2)), 3.0)
+    assert service.gate is None

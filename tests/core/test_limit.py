@@ -1,6 +1,7 @@
 """The limit of an endpoint, learnt from its first tokens."""
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 
@@ -137,20 +138,33 @@ def test_an_engine_that_became_faster_lowers_its_baseline() -> None:
 
 
 def test_an_engine_that_is_always_full_does_not_make_slow_the_new_normal() -> None:
-    engine = Engine(Admission(), linear)
+    engine = Engine(Admission(tolerance=2.0), linear)
     engine.run(30.0, 2.0)
     engine.run(3600.0, 40.0)
     assert max(engine.limits[-600:]) <= 12.0
 
 
-@pytest.mark.parametrize("limit", [64.0, 67.2])
-def test_its_own_queue_makes_an_engine_full(limit: float) -> None:
+@pytest.mark.parametrize("limit", [64.0, 67.2, 200.0])
+def test_what_waits_inside_the_engine_is_what_was_too_many(limit: float) -> None:
+    """An engine with 40 slots: the limit finds them, and tries for more every half minute, by one."""
     limiter = Limiter(Admission())
     limiter.limit = limit
-    for second in range(200):
-        running = -int(-limiter.limit // 1)  # as many as there is room for
-        limiter.tick(3 if running > 20 else 0, running, float(second))
-    assert limiter.limit <= 22.0
+    seen = []
+    for second in range(300):
+        running = math.ceil(limiter.limit)
+        for _ in range(MIN_SAMPLES):
+            limiter.sample(0.1, 1000, running, float(second))
+        limiter.tick(max(0, running - 40), running, second + 0.5)
+        seen.append(limiter.limit)
+    assert seen[30:].count(40.0) >= 0.9 * len(seen[30:]) and max(seen[30:]) <= 45.0
+
+
+def test_a_queue_that_is_heard_of_late_cuts_once() -> None:
+    limiter, cuts = Limiter(Admission()), []
+    for second in range(3):  # the same answer, and who runs is fewer already
+        limiter.tick(10, 64 - 5 * second, float(second))
+        cuts.append(limiter.limit)
+    assert cuts == [54.0, 54.0, 54.0]
 
 
 def test_who_says_that_it_is_full_is_cut_once_for_all_who_hear_it() -> None:
@@ -168,8 +182,8 @@ def test_without_first_tokens_it_goes_back_to_where_it_began_and_no_further() ->
     for second in range(5):
         limiter.pushed_back(float(second))
     assert limiter.limit < 5.0
-    for second in range(5, 400):
-        limiter.tick(0, int(limiter.limit) + 1, float(second))
+    for second in range(5, 600):
+        limiter.tick(0, math.ceil(limiter.limit), float(second))
     assert limiter.limit == 20.0
 
 

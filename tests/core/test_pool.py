@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sidecar.core.breaker import FEWEST_REMEMBERED, Action, Permit, Roster
 from sidecar.core.fleet import Fleet
-from sidecar.core.pool import SLACK, Node, Pool
+from sidecar.core.pool import LOOKS, SLACK, Node, Pool
 from sidecar.core.service import MAX_POOLS, ServiceState
 from sidecar.kernel.ids import VersionName
 from sidecar.kernel.outcome import Result
@@ -184,3 +184,40 @@ def test_a_reload_begins_anew() -> None:
     after = service.pool("", None)
     after.refresh(1.0)
     assert after is not before and len(after.ready.nodes) == 2
+
+
+def test_room_is_found_wherever_it_is_and_a_part_of_very_many_at_a_time() -> None:
+    _, service = fleet_of(service_of(3 * LOOKS))
+    pool = service.pool("", None)
+    pool.refresh(0.0)
+    nodes = pool.ready.nodes
+    for node in nodes:
+        node.limit = 0
+    assert not pool.has_room(0.0)
+    nodes[-1].limit = 1
+    assert sum(pool.has_room(0.0) for _ in range(3)) >= 1
+    assert pool.has_room(0.0)  # it looks there first now
+    nodes[-1].in_flight = 1
+    assert not any(pool.has_room(0.0) for _ in range(4))
+
+
+def test_a_probe_is_room_until_it_is_lent() -> None:
+    _, service = fleet_of(service_of(1))
+    (node,) = service.nodes.values()
+    node.limit = 0
+    pool = service.pool("", None)
+    trip(node.breaker, 0.0)
+    now = node.breaker.probe_at(0.0)
+    pool.refresh(now)
+    assert pool.has_room(now) and pool.has(node)
+    assert isinstance(node.breaker.acquire(now), Permit)
+    assert not pool.has_room(now)
+
+
+def test_pools_of_the_same_kinds_of_nodes_say_so_when_nodes_come_and_go() -> None:
+    fleet, service = fleet_of(service_of(2))
+    before = service.pool("m", None)
+    fleet.apply(snapshot_of(service_of(3)), 0.0)
+    after = service.pool("m", None)
+    assert before is not after and before.kinds == after.kinds
+    assert not before.has(next(reversed(service.nodes.values())))

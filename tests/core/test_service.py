@@ -1,5 +1,8 @@
 """What is remembered of a service: its nodes, sessions and kinds of request, floors, zones and what it counted."""
 
+import math
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -17,10 +20,12 @@ from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import (
     Adaptive,
+    Admission,
     Breakers,
     Endpoint,
     Mode,
     Overload,
+    QosPolicy,
     Seconds,
     Service,
     ZoneDecay,
@@ -483,3 +488,96 @@ def test_an_endpoint_that_changes_version_keeps_its_state_and_changes_pool() -> 
     moved = (Endpoint(url="http://h1:80"), Endpoint(url="http://h2:80", version="v2"))
     fleet.apply(snapshot_of(msgspec.structs.replace(service_of(2), endpoints=moved)), 1.0)
     assert (keys(service, "m", "v1"), keys(service, "m", "v2")) == (["h1:80"], ["h2:80"])
+
+
+# --- limits and the gate --------------------------------------------------------------------------------------------
+
+
+AdmissionMode = Literal["auto", "enforce", "shadow", "off"]
+
+
+def governed(admission: Admission, *classes: QosPolicy, count: int = 2) -> tuple[Fleet, ServiceState]:
+    fleet, _ = fleet_of(service_of(count))
+    policy = msgspec.structs.replace(service_of(count), admission=admission)
+    fleet.apply(msgspec.structs.replace(snapshot_of(policy), qos_policies=classes), 0.0)
+    return fleet, next(iter(fleet.services.values()))
+
+
+VOICE = QosPolicy(name="voice", latency_sla_ms=50, priority=9)
+
+
+@pytest.mark.parametrize(
+    ("mode", "classes", "expected"),
+    [
+        ("auto", (), None),
+        ("auto", (VOICE,), "enforce"),
+        ("enforce", (), "enforce"),
+        ("shadow", (VOICE,), "shadow"),
+        ("off", (VOICE,), None),
+    ],
+)
+def test_there_is_a_gate_where_the_policy_has_classes_or_asks_for_one(
+    mode: AdmissionMode, classes: tuple[QosPolicy, ...], expected: str | None
+) -> None:
+    _, service = governed(Admission(mode=mode), *classes)
+    assert (None if service.gate is None else service.gate.mode) == expected
+    limits = {node.limit for node in service.nodes.values()}
+    assert limits == ({math.inf} if expected is None else {64.0})
+    assert all((node.limiter is None) is (expected is None) for node in service.nodes.values())
+
+
+def test_a_gate_and_its_limits_outlive_a_reload_and_go_when_it_is_turned_off() -> None:
+    fleet, service = governed(Admission(), VOICE)
+    gate, node = service.gate, service.nodes[EndpointKey("h1:80")]
+    limiter = node.limiter
+    assert gate is not None and limiter is not None
+    limiter.pushed_back(10.0)
+    service.tick(11.0)
+    assert node.limit == pytest.approx(64 * 0.7)
+    fleet.put(msgspec.structs.replace(service.policy, admission=Admission(max=20)), 12.0)
+    assert (service.gate, node.limiter, node.limit) == (gate, limiter, 20.0)
+    fleet.put(msgspec.structs.replace(service.policy, admission=Admission(limit="fixed", concurrency=7)), 13.0)
+    assert (service.gate, node.limiter, node.limit) == (gate, None, 7.0)
+    fleet.put(msgspec.structs.replace(service.policy, admission=Admission(mode="off")), 14.0)
+    assert (service.gate, node.limit) == (None, math.inf)
+
+
+def test_an_endpoint_that_comes_back_has_the_limit_that_it_had() -> None:
+    fleet, service = governed(Admission(), VOICE)
+    policy, node = service.policy, service.nodes[EndpointKey("h2:80")]
+    assert node.limiter is not None
+    node.limiter.pushed_back(1.0)
+    fleet.put(msgspec.structs.replace(policy, endpoints=policy.endpoints[:1]), 2.0)
+    fleet.put(policy, 3.0)
+    again = service.nodes[EndpointKey("h2:80")]
+    assert again is not node and again.limit == pytest.approx(64 * 0.7)
+    changed = msgspec.structs.replace(policy.endpoints[1], version="v2")
+    fleet.put(msgspec.structs.replace(policy, endpoints=policy.endpoints[:1]), 4.0)
+    fleet.put(msgspec.structs.replace(policy, endpoints=(policy.endpoints[0], changed)), 5.0)
+    assert service.nodes[EndpointKey("h2:80")].limit == 64.0, "another version is another engine"
+
+
+def test_an_endpoint_takes_less_while_its_zone_is_turned_down() -> None:
+    fleet, service = governed(Admission(limit="fixed", concurrency=10), VOICE)
+    policy = service.policy
+    endpoints = (msgspec.structs.replace(policy.endpoints[0], zone="a"), policy.endpoints[1])
+    fleet.put(msgspec.structs.replace(policy, endpoints=endpoints, zone_decay=ZoneDecay()), 0.0)
+    service.turn({"a": 0.2})
+    service.tick(1.0)
+    assert [node.limit for node in service.nodes.values()] == [2.0, 10.0]
+    service.turn({"a": 0.0})
+    service.tick(2.0)
+    assert [node.limit for node in service.nodes.values()] == [1.0, 10.0]
+
+
+def test_an_endpoint_that_has_just_recovered_takes_less_at_first() -> None:
+    _, service = governed(Admission(limit="fixed", concurrency=10), VOICE)
+    node = service.nodes[EndpointKey("h1:80")]
+    node.breaker.trip("slow", "", 1, Adaptive(ramp_s=Seconds(10)), 0.0)
+    now = node.breaker.probe_at(0.0)
+    record(node.breaker, S, now, times=2)
+    assert node.breaker.ramp_until == now + 10.0
+    service.tick(now + 5.0)
+    assert node.limit == pytest.approx(5.0)
+    service.tick(now + 10.0)
+    assert node.limit == 10.0

@@ -1,0 +1,172 @@
+"""Which tenants have used more than their part of a service lately, over all of its classes.
+
+Fair shares inside a class (`turns`) do not help a tenant's batches against the voices of another that floods: by class,
+the flood goes first. Where the policy asks for it (`fairness: service`), who has used more than its part goes behind
+those who have not, whatever its class; its part is that of its weight in what all used who came lately. Nobody is held
+back from what nobody else asks for: going behind costs nothing while no one waits.
+
+What was used fades (half of it counts after 21 s), for all alike. So a tenant's place among them changes only when
+somebody uses something, and its key, the logarithm of its use plus the time of it over the span, does not change at
+all: a heap of such keys stays a heap.
+"""
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush, heapreplace
+from math import exp, inf, log
+from typing import Final
+
+SPAN_S: Final = 30.0  # in which e times less counts: longer than a burst, shorter than a user's patience
+MORE: Final = 1.1  # of its part: at its very part a tenant would go behind and come back all the time
+SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
+
+
+class Payer:
+    """A tenant, over all classes. `used`, in tokens over its weight, was true `at` that moment. `behind`: it has used
+    more than its part."""
+
+    __slots__ = ("active", "at", "behind", "entry", "shares", "tenant", "used", "weight")
+
+    def __init__(self, tenant: str, weight: float, now: float) -> None:
+        self.tenant = tenant
+        self.weight = weight
+        self.used = 0.0
+        self.at = now
+        self.behind = False
+        self.entry = 0
+        self.shares = 0
+        """Classes and sets of endpoints that know it: forgotten by all, it is forgotten here."""
+        self.active = 0
+        """Those of them in which something waits or runs."""
+
+    def key(self) -> float:
+        """What orders tenants by what they used, whenever that was."""
+        return log(self.used) + self.at / SPAN_S if self.used > 0.0 else -inf
+
+
+class Parts:
+    """All tenants of a gate. `turned`: those that went behind or came back, for whoever sorts them to empty."""
+
+    __slots__ = ("_ahead", "_at", "_behind", "_entries", "_idle", "_payers", "_total", "_weight", "turned")
+
+    def __init__(self, now: float) -> None:
+        self._payers: dict[str, Payer] = {}
+        self._total = 0.0
+        self._at = now
+        self._weight = 0.0
+        """Of those who came lately."""
+        self._idle: OrderedDict[Payer, float] = OrderedDict()
+        """Of whom nothing waits or runs, and since when."""
+        self._ahead: list[tuple[float, int, Payer]] = []
+        self._entries = 0
+        self._behind = 0
+        self.turned: list[Payer] = []
+
+    def of(self, tenant: str, weight: float, now: float) -> Payer:
+        """The tenant, known to one more."""
+        payer = self._payers.get(tenant)
+        if payer is None:
+            payer = self._payers[tenant] = Payer(tenant, weight, now)
+        payer.shares += 1
+        return payer
+
+    def forget(self, payer: Payer) -> None:
+        """Known to one less."""
+        payer.shares -= 1
+        if payer.shares:
+            return
+        del self._payers[payer.tenant]
+        if self._idle.pop(payer, None) is not None:
+            self._weight = max(0.0, self._weight - payer.weight)
+        if payer.behind:
+            self._return(payer)
+
+    def weigh(self, weights: dict[str, float]) -> None:
+        """Other weights."""
+        self._weight = 0.0
+        for payer in self._payers.values():
+            weight = weights.get(payer.tenant, 1.0)
+            payer.used *= payer.weight / weight
+            payer.weight = weight
+            if payer.active or payer in self._idle:
+                self._weight += weight
+            if payer.behind:
+                self._note(payer)
+
+    def comes(self, payer: Payer) -> None:
+        """Something of it waits or runs in one more class."""
+        payer.active += 1
+        if payer.active == 1 and self._idle.pop(payer, None) is None:
+            self._weight += payer.weight
+
+    def goes(self, payer: Payer, now: float) -> None:
+        """Nothing of it does in one of them any more."""
+        payer.active -= 1
+        if not payer.active:
+            self._idle[payer] = now
+
+    def use(self, payer: Payer, tokens: int, now: float) -> None:
+        """It used so many tokens, or so many less than was thought (negative)."""
+        payer.used = max(0.0, payer.used * _faded(now - payer.at) + tokens / payer.weight)
+        payer.at = max(payer.at, now)
+        self._total = max(0.0, self._total * _faded(now - self._at) + tokens)
+        self._at = max(self._at, now)
+        if payer.behind and tokens < 0:
+            self._note(payer)
+        else:
+            self.judge(payer, now)
+
+    def judge(self, payer: Payer, now: float) -> None:
+        """Whether it has used more than its part: others may have come, and made that less."""
+        if payer.behind or self._weight <= 0.0:
+            return
+        used = payer.used * _faded(now - payer.at)
+        if used > MORE * self._total * _faded(now - self._at) / self._weight:
+            payer.behind = True
+            self._behind += 1
+            self._note(payer)
+            self.turned.append(payer)
+
+    def look(self, now: float) -> None:
+        """Lets those come back whose part it is again."""
+        idle = self._idle
+        while idle:
+            oldest, since = next(iter(idle.items()))
+            if now - since < SPAN_S:
+                break
+            del idle[oldest]
+            self._weight = max(0.0, self._weight - oldest.weight)
+        heap = self._ahead
+        if not heap or self._total <= 0.0:
+            return
+        level = log(self._total / self._weight) + self._at / SPAN_S if self._weight > 0.0 else inf
+        while heap:
+            key, entry, payer = heap[0]
+            if entry != payer.entry:
+                heappop(heap)
+                continue
+            true = payer.key()
+            if true > key:
+                heapreplace(heap, (true, entry, payer))
+            elif true <= level:
+                heappop(heap)
+                self._return(payer)
+                self.turned.append(payer)
+            else:
+                return
+
+    def _return(self, payer: Payer) -> None:
+        payer.behind = False
+        payer.entry = 0
+        self._behind -= 1
+
+    def _note(self, payer: Payer) -> None:
+        self._entries += 1
+        payer.entry = self._entries
+        heappush(self._ahead, (payer.key(), payer.entry, payer))
+        if len(self._ahead) > 2 * self._behind + SLACK:
+            self._ahead = [each for each in self._ahead if each[1] == each[2].entry]
+            heapify(self._ahead)
+
+
+def _faded(seconds: float) -> float:
+    return exp(-seconds / SPAN_S) if seconds > 0.0 else 1.0
