@@ -2,6 +2,9 @@
 
 import asyncio
 import random
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,10 @@ from sidecar.policy.schema import Quota
 from sidecar.quotas import Quotas
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import State
-from sidecar.txlog.store import Call, Reply, StoreDown
+from sidecar.txlog.server import RedisStore
+from sidecar.txlog.store import Call, Reply, Store, StoreDown
 from tests.quota_world import Sidecar, World, most_in_a_span
+from tests.servers import valkey
 
 LIMIT = 20_000
 MINUTE = Quota(name="q", tokens_per_minute=LIMIT)
@@ -166,7 +171,7 @@ class Log:
     def __init__(self, clock: Any) -> None:
         self.state = State.UP
         self.asked: list[int] = []
-        self.store = LocalStore(lambda: int(clock() * 1e6))
+        self.store: Store = LocalStore(lambda: int(clock() * 1e6))
         self.down = False
 
     async def ask(self, calls: list[Call]) -> list[Reply]:
@@ -184,16 +189,18 @@ class Said:
         self.events.append(event)
 
 
-def joined(*quotas: Quota) -> tuple[Quotas, Log, Ledger, list[float], Said]:
+def joined(*quotas: Quota, clock: Callable[[], float] | None = None) -> tuple[Quotas, Log, Ledger, list[float], Said]:
+    """A loop and what it joins; without a `clock` it is the time in the list."""
     now = [1000.0]
-    log, ledger, said = Log(lambda: now[0]), Ledger(), Said()
+    clock = clock or (lambda: now[0])
+    log, ledger, said = Log(clock), Ledger(), Said()
     ledger.use(quotas, now[0])
     quotas_ = Quotas(
         ledger,
         log,
         observer="pod-1",
         members=lambda: 3,
-        clock=lambda: now[0],
+        clock=clock,
         server_us=lambda at: int(at * 1e6),
         say=said,
     )
@@ -249,6 +256,42 @@ async def test_who_leaves_gives_back_what_it_holds() -> None:
     assert budgets[0].meters[0].held == 800
     await loop.leave()
     assert (budgets[0].meters[0].held, budgets[0].meters[0].used) == (0, 100)
+
+
+async def used_at(server: RedisStore | None) -> list[int]:
+    """What two sidecars are told when requests of one tenant use less, more and as much as they reserved."""
+    clock = time.time if server is not None else lambda: 1000.0
+    sidecars = [joined(MINUTE, clock=clock) for _ in range(2)]
+    told = []
+    for _, log, *_ in sidecars:
+        log.store = server or sidecars[0][1].store
+    tenant = "a/b\n\x00\xff"
+    for tokens, used in ((900, 100), (100, 700), (50, 50)):
+        for loop, _, ledger, _, _ in sidecars:
+            budgets = ledger.budgets(tenant, "m")
+            held = ledger.reserve(budgets, tokens, clock())
+            assert isinstance(held, Reservation)
+            await loop.turn()
+            ledger.settle(held, used, clock())
+            budgets[0].due_at = 0.0
+            await loop.turn()
+            told.append(budgets[0].meters[0].used)
+    for loop, _, ledger, _, _ in sidecars:
+        await loop.leave()
+        told.append(ledger.known(tenant)[0].meters[0].used)
+    return told
+
+
+async def test_a_real_server_counts_as_the_one_in_this_process(tmp_path: Path) -> None:
+    async with valkey(tmp_path) as server:
+        store = RedisStore(server.url, "t")
+        await store.open()
+        try:
+            told = await used_at(store)
+        finally:
+            await store.close()
+    assert told == await used_at(None)
+    assert told[-1] == 2 * (100 + 700 + 50)
 
 
 async def test_a_fault_in_a_turn_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
