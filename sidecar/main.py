@@ -31,7 +31,7 @@ from sidecar.core.fleet import Fleet
 from sidecar.core.quota import Ledger
 from sidecar.downstream.listener import Listener
 from sidecar.hot_updates import HotUpdates
-from sidecar.jwt.verifier import TokenVerifier
+from sidecar.jwt.verifier import KeysView, TokenVerifier
 from sidecar.kernel.ids import ServiceName
 from sidecar.logbook import Logbook
 from sidecar.policy.errors import PolicyErrors
@@ -145,6 +145,15 @@ class Running:
     def ledger(self) -> Ledger | None:
         """The token budgets, as operators look into them."""
         return self.pipeline.ledger if self.relays else None
+
+    @property
+    def keys(self) -> list[KeysView]:
+        """The keys that tokens are held against."""
+        return self.verifier.views()
+
+    def why_not_counted(self, service: str) -> str:
+        """Why a service's tokenizer is not used."""
+        return self.counter.why_not(service)
 
     @property
     def control(self) -> ControlView | None:

@@ -1,5 +1,6 @@
 """What the admin pages need to know and may set going; `main` implements it."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -122,6 +123,23 @@ class LogFacts(Protocol):
         """What was seen and what moved between two moments, of one service ("": of all), in order of time."""
 
 
+class KeysView(Protocol):
+    """One issuer's keys, which tokens are held against. `keys`: how many; `stale_s`: since they cannot be read any
+    more, -1.0: they can. `why`: what the last attempt failed for."""
+
+    @property
+    def issuer(self) -> str: ...
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def stale_s(self) -> float: ...
+
+    @property
+    def why(self) -> str: ...
+
+
 class Facts(Protocol):
     """Read at every request, on the loop; nothing here may wait, except the metrics and the log's history."""
 
@@ -146,6 +164,13 @@ class Facts(Protocol):
     @property
     def ledger(self) -> Ledger | None:
         """The token budgets; None: this sidecar relays nothing."""
+
+    @property
+    def keys(self) -> Sequence[KeysView]:
+        """The keys of each issuer of tokens; none: no token is verified here."""
+
+    def why_not_counted(self, service: str) -> str:
+        """Why prompts of a service that has a tokenizer are estimated; empty: they are counted."""
 
     @property
     def control(self) -> ControlView | None:

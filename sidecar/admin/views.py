@@ -1,12 +1,12 @@
 """The JSON that the admin pages show, as frozen structs read off the fleet."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import exp, inf
 
 import msgspec
 
-from sidecar.admin.facts import Facts, LogRecord, LogView
+from sidecar.admin.facts import Facts, KeysView, LogRecord, LogView
 from sidecar.admin.ready import readiness, usable
 from sidecar.admin.tables import TableLine, table_line
 from sidecar.admin.words import iso
@@ -20,7 +20,7 @@ from sidecar.policy.duration import format_seconds
 from sidecar.policy.schema import Seconds, Snapshot, front_of
 
 MANY = 10
-"""Canaries named in one line, and services whose queues are told."""
+"""Canaries named in one line, and services whose queues or tokenizers are told."""
 
 
 class DetectorLine(msgspec.Struct, frozen=True, gc=False):
@@ -295,6 +295,9 @@ def health(facts: Facts) -> HealthPage:
     if facts.routes is not None:
         parts["routes"] = _routes_part(facts.routes.outlines())
     parts.update(_queues(facts.fleet, now))
+    parts.update(_tokenizers(facts))
+    if facts.keys:
+        parts["keys"] = _keys(facts.keys)
     for name, port in (("control", facts.control), ("xds", facts.xds)):
         if port is not None:
             parts[name] = Part(True, f"{port.address}, {_some(port.streams, 'stream')}")
@@ -445,6 +448,29 @@ def _queues(fleet: Fleet, now: float) -> dict[str, Part]:
             words.append(f"SLA in danger: {', '.join(late)}")
         queues[f"queue {name}"] = Part(not late, ", ".join(words))
     return queues
+
+
+def _tokenizers(facts: Facts) -> dict[str, Part]:
+    """The services whose tokenizer cannot be used: their prompts are estimated."""
+    parts: dict[str, Part] = {}
+    for name, service in list(facts.fleet.services.items()):
+        if not service.policy.tokenizer:
+            continue
+        why = facts.why_not_counted(name)
+        if why and len(parts) < MANY:
+            parts[f"tokenizer {name}"] = Part(False, why)
+    return parts
+
+
+def _keys(views: Sequence[KeysView]) -> Part:
+    """How it stands with the keys that tokens are held against. Without them they cannot be judged."""
+    bad = []
+    for view in views:
+        if not view.keys:
+            bad.append(f"none of {view.issuer}: {view.why or 'not read yet'}")
+        elif view.stale_s >= 0.0:
+            bad.append(f"those of {view.issuer} could not be read for {view.stale_s:.0f} s: {view.why}")
+    return Part(not bad, "; ".join(bad) or f"of {_some(len(views), 'issuer')}")
 
 
 def _some(count: int, what: str) -> str:

@@ -213,6 +213,16 @@ class FakeDesk:
         pass
 
 
+class Keys:
+    """An issuer's keys."""
+
+    def __init__(self, issuer: str, keys: int = 2, stale_s: float = -1.0, why: str = "") -> None:
+        self.issuer = issuer
+        self.keys = keys
+        self.stale_s = stale_s
+        self.why = why
+
+
 class StillFacts:
     """`Facts` of a process at monotonic second 1000, which is Unix second 1,700,000,000."""
 
@@ -230,8 +240,13 @@ class StillFacts:
         self.models: Updates | None = None
         self.results: list[str] = []
         self.ledger: Ledger | None = None
+        self.keys: list[Keys] = []
+        self.uncounted: dict[str, str] = {}
         self.control: ControlView | None = None
         self.xds: ControlView | None = None
+
+    def why_not_counted(self, service: str) -> str:
+        return self.uncounted.get(service, "")
 
     def now(self) -> float:
         return self.monotonic_s

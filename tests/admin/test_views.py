@@ -23,6 +23,7 @@ from tests.admin.facts import (
     B,
     FakeDesk,
     FakeLog,
+    Keys,
     StillFacts,
     breaker,
     rollout,
@@ -333,6 +334,30 @@ def test_refused_policy_is_told_beside_the_one_in_force() -> None:
     assert (page.version, page.failed, page.last_error) == (7, 1, "a.yaml:3: $.services: duplicate key")
     assert read(views.health(facts).parts["policy"]) == {"ok": False, "detail": "a.yaml:3: $.services: duplicate key"}
     assert views.health(facts).status == "ready"
+
+
+def test_health_tells_of_keys_that_cannot_be_read() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    assert "keys" not in views.health(facts).parts
+    facts.keys = [Keys("https://a"), Keys("https://b")]
+    assert views.health(facts).parts["keys"] == views.Part(True, "of 2 issuers")
+    facts.keys = [Keys("https://a", 0), Keys("https://b", stale_s=600.2, why="503"), Keys("https://c", 0, why="gone")]
+    health = views.health(facts)
+    assert (health.status, health.parts["keys"].ok) == ("ready", False)
+    assert health.parts["keys"].detail == (
+        "none of https://a: not read yet; those of https://b could not be read for 600 s: 503; none of https://c: gone"
+    )
+
+
+def test_health_tells_of_tokenizers_that_cannot_be_used() -> None:
+    names = [f"s{number}" for number in range(views.MANY + 2)]
+    facts = StillFacts(snapshot(service(A), *(service(A, name=name, tokenizer="/m/t.json") for name in names)))
+    facts.uncounted = {CHAT: "it has no tokenizer"}
+    assert list(views.health(facts).parts) == ["policy", "endpoints"]
+    facts.uncounted["s1"] = "cannot be read: No such file or directory; prompts are estimated"
+    assert views.health(facts).parts["tokenizer s1"] == views.Part(False, facts.uncounted["s1"])
+    facts.uncounted = dict.fromkeys(names, "bad")
+    assert len(views.health(facts).parts) == 2 + views.MANY
 
 
 def test_health_names_its_parts() -> None:
