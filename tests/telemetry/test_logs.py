@@ -130,6 +130,14 @@ def test_console_request_is_one_line_of_what_matters() -> None:
     assert " reason=ttft_timeout " in text
     assert " ttft_s=0.500 " in text
     assert "client=" not in text
+    assert " tenant=team-a qos=text queued_s=0.020 shadowed=queued " in text
+
+
+def test_console_says_nothing_of_turns_where_there_are_none() -> None:
+    lines = Lines()
+    plain = request(tenant="", qos="", queued_s=None, shadowed="")
+    Logs(lines, wall, format="console").request(plain)
+    assert not any(word in lines.lines[0] for word in (b"tenant=", b"qos=", b"queued_s=", b"shadowed="))
 
 
 def test_console_fields_exist() -> None:
