@@ -3,9 +3,10 @@
 Fair shares inside a class (`turns`) do not help a tenant's batches against the voices of another that floods: by class,
 the flood goes first. Where the policy asks for it (`fairness: service`), who has used more than its part goes behind
 those who have not, whatever its class; its part is that of its weight in what all used who came lately. Nobody is held
-back from what nobody else asks for: going behind costs nothing while no one waits.
+back from what nobody else asks for: going behind costs nothing while no one waits. It is a rough justice: within
+`MORE` of its part a tenant goes by class still, so that a burst of voices is not put behind a batch for being one.
 
-What was used fades (half of it counts after 21 s), for all alike. So a tenant's place among them changes only when
+What was used fades (half of it counts after 42 s), for all alike. So a tenant's place among them changes only when
 somebody uses something, and its key, the logarithm of its use plus the time of it over the span, does not change at
 all: a heap of such keys stays a heap.
 """
@@ -15,8 +16,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, inf, log
 from typing import Final
 
-SPAN_S: Final = 30.0  # in which e times less counts: longer than a burst, shorter than a user's patience
-MORE: Final = 1.1  # of its part: at its very part a tenant would go behind and come back all the time
+SPAN_S: Final = 60.0  # in which e times less counts; in 30 s the bursts of a tenant that keeps to its part exceed it
+MORE: Final = 1.5  # of its part: with less, the same (bench.qos: of 1.1 to 2 times and 30 to 240 s, these cost least)
 SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
 
 

@@ -18,6 +18,7 @@ from sidecar.core.admit import (
     TurnedAway,
 )
 from sidecar.core.classes import Classes
+from sidecar.core.parts import MORE
 from sidecar.core.turns import EVICTED, LEFT, OUT, QUEUED, RUNNING
 from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission, QosPolicy, Seconds
@@ -498,13 +499,14 @@ def test_the_part_of_a_tenant_is_by_its_weight() -> None:
     running = full(world, tenant="big")
     got: Counter[str] = Counter()
     for _ in range(2000):
-        for tenant, qos in (("big", "voice"), ("b", "text"), ("c", "batch")):
+        for tenant, qos in (("big", "voice"), ("b", "text"), ("c", "text")):
             world.come(qos, tenant, 100)
         world.now += 0.05
         for given in world.serve(running):
             got[given.tenant] += given.tokens
-    assert got["big"] / got["b"] == pytest.approx(3.0, rel=0.15)
-    assert got["b"] / got["c"] == pytest.approx(1.0, rel=0.2)
+    # Whose class is higher may have half more than its part before it goes behind.
+    assert 3.0 <= got["big"] / got["b"] <= 3.0 * MORE * 1.1
+    assert got["b"] / got["c"] == pytest.approx(1.0, rel=0.1)
 
 
 def test_among_those_within_their_part_priority_counts() -> None:
