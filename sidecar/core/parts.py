@@ -3,8 +3,9 @@
 Fair shares inside a class (`turns`) do not help a tenant's batches against the voices of another that floods: by class,
 the flood goes first. Where the policy asks for it (`fairness: service`), who has used more than its part goes behind
 those who have not, whatever its class; its part is that of its weight in what all used who came lately. Nobody is held
-back from what nobody else asks for: going behind costs nothing while no one waits. It is a rough justice: within
-`MORE` of its part a tenant goes by class still, so that a burst of voices is not put behind a batch for being one.
+back from what nobody else asks for: going behind costs nothing while no one waits. It is rough justice: up to half more
+than its part, less where that is most of the service, a tenant goes by class still: use comes in bursts, and a burst of
+voices is not to wait behind a batch. Who went behind comes back when it is at its part.
 
 What was used fades (half of it counts after 42 s), for all alike. So a tenant's place among them changes only when
 somebody uses something, and its key, the logarithm of its use plus the time of it over the span, does not change at
@@ -17,7 +18,7 @@ from math import exp, inf, log
 from typing import Final
 
 SPAN_S: Final = 60.0  # in which e times less counts; in 30 s the bursts of a tenant that keeps to its part exceed it
-MORE: Final = 1.5  # of its part: with less, the same (bench.qos: of 1.1 to 2 times and 30 to 240 s, these cost least)
+MORE: Final = 0.5  # of its part, times what is not its part: with less its bursts put it behind (bench.qos)
 SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
 
 
@@ -121,7 +122,8 @@ class Parts:
         if payer.behind or self._weight <= 0.0:
             return
         used = payer.used * _faded(now - payer.at)
-        if used > MORE * self._total * _faded(now - self._at) / self._weight:
+        part = min(1.0, payer.weight / self._weight)
+        if used > (1.0 + MORE * (1.0 - part)) * self._total * _faded(now - self._at) / self._weight:
             payer.behind = True
             self._behind += 1
             self._note(payer)
