@@ -10,6 +10,9 @@ a second's delay is nobody's outage.
 3. A change counts once it was read twice alike: `cp` truncates a file before it fills it, and the front half of a
    policy is often a policy too, with fewer services. What still changes after `SETTLE_ROUNDS` is taken as it is.
 4. A policy that was refused is not judged again, nor told again, until the files change or SIGHUP asks for it.
+5. A directory without files is no policy, which is a fault, unless `--upstream` says whom to serve: a pod's ConfigMap
+   may be optional. Once a policy was in force it is a fault there, too: what was promised to somebody (tokens, quotas)
+   does not end because a directory was emptied for a moment, or by mistake.
 """
 
 import asyncio
@@ -29,6 +32,7 @@ from sidecar.policy.store import PolicyStore
 
 SUFFIXES = frozenset((".yaml", ".yml", ".json"))
 NOT_POLICIES = frozenset(("schema.json",))
+NO_FILES = "no policy in this directory: no *.yaml, *.yml or *.json file"
 
 # At one poll a second, the longest that a change within one clock tick stays unseen.
 READ_ANYWAY = 10
@@ -41,13 +45,14 @@ _Attributes = tuple[tuple[str, int, int, int, int, int], ...]
 class PolicyFiles:
     """A file or a directory of policies, and what was last read of it. Its methods wait for the disk."""
 
-    __slots__ = ("_attributes", "_digest", "_looks", "_upstreams", "path")
+    __slots__ = ("_attributes", "_digest", "_had_files", "_looks", "_upstreams", "path")
 
     def __init__(self, path: Path, upstreams: Sequence[str] = ()) -> None:
         self.path = path
         self._upstreams = tuple(upstreams)
         self._attributes: _Attributes | None = None
         self._digest = b""
+        self._had_files = False
         self._looks = 0
 
     def load(self, version: int) -> Snapshot:
@@ -61,7 +66,10 @@ class PolicyFiles:
             self._digest = _digest([(str(self.path), str(unreadable).encode())])
             raise
         self._digest = _digest(files)
+        if not files and (self._had_files or not self._upstreams):
+            raise PolicyErrors([PolicyError(str(self.path), 0, "$", NO_FILES)])
         snapshot = with_upstreams(load(files, version), self._upstreams)
+        self._had_files = bool(files)
         if not snapshot.services:
             nothing = "there is no service: every request is answered 404"
             snapshot = replace(snapshot, warnings=(*snapshot.warnings, nothing))
@@ -203,9 +211,6 @@ def _read(path: Path) -> list[tuple[str, bytes]]:
         paths = _paths(path)
     except OSError as exc:
         raise PolicyErrors([_unreadable(path, exc)]) from exc
-    if not paths:
-        message = "no policy in this directory: no *.yaml, *.yml or *.json file"
-        raise PolicyErrors([PolicyError(str(path), 0, "$", message)])
     files: list[tuple[str, bytes]] = []
     errors: list[PolicyError] = []
     for each in paths:

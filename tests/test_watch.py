@@ -279,6 +279,30 @@ async def test_upstreams_are_added_at_every_load(file: Path) -> None:
     assert "several" in str(refusal)
 
 
+async def test_an_empty_directory_beside_upstreams_is_no_fault_until_it_had_a_policy(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, upstreams=("http://engine",))
+    assert followed.names == ["default"]
+    assert await followed.check(2) == QUIET
+    (tmp_path / "a.yaml").write_text("[")
+    _, refusal = await followed.check()
+    assert "not YAML" in str(refusal)
+    (tmp_path / "a.yaml").unlink()
+    assert await followed.check() == (["default"], None)  # no policy was in force: there is none to keep
+    (tmp_path / "a.yaml").write_text(services("a"))
+    assert await followed.check() == (["a"], None)
+    (tmp_path / "a.yaml").unlink()
+    _, refusal = await followed.check()
+    assert "no policy in this directory" in str(refusal)
+    assert (followed.names, await followed.check(2)) == (["a"], QUIET)
+    (tmp_path / "a.yaml").write_text(services("b"))
+    assert await followed.check() == (["b"], None)
+
+
+def test_an_empty_directory_alone_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(PolicyErrors, match="no policy in this directory"):
+        read_policy(tmp_path)
+
+
 def test_a_policy_without_services_warns_that_it_serves_nothing(file: Path) -> None:
     file.write_text("{apiVersion: sidecar/v1, kind: Policy}")
     assert read_policy(file).warnings == ("there is no service: every request is answered 404",)

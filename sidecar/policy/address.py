@@ -102,6 +102,15 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or (host.startswith("127.") and _IPV4.fullmatch(host) is not None)
 
 
+def is_local(url: str) -> bool:
+    """Whether it is in our own pod: loopback, or a unix socket. A bad URL is not; the check tells of it."""
+    try:
+        address = parse_url(url)
+    except ValueError:
+        return False
+    return address.scheme == "unix" or is_loopback(address.host)
+
+
 @lru_cache(KEPT)
 def endpoint_key(url: str) -> EndpointKey:
     """What breakers, metrics and headers call the endpoint at `url`. ValueError as `parse_url`."""

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.address import endpoint_key as endpoint_key
-from sidecar.policy.address import is_loopback, parse_url
+from sidecar.policy.address import is_local
 from sidecar.policy.check import check_fallbacks, check_service, warnings_of
 from sidecar.policy.check_qos import check_class, check_identity, check_quota, qos_warnings_of
 from sidecar.policy.document import Mapping as MapNode
@@ -23,6 +24,7 @@ from sidecar.policy.document import Node, Scalar, documents
 from sidecar.policy.errors import Fault, Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
 from sidecar.policy.read import Reader, line_of
 from sidecar.policy.schema import (
+    DEFAULT_VERSION,
     BreakerRule,
     Endpoint,
     Identity,
@@ -64,18 +66,23 @@ def single(upstreams: Sequence[str], version: int = 1) -> Snapshot:
 def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
     """`snapshot` with `upstreams` added to its only service; with none, a service `default` is made for them.
 
-    PolicyErrors where there are several services, or an endpoint is there already.
+    What a service lists already is added to none. PolicyErrors where there is something to add and several services, or
+    an upstream is given twice.
     """
-    if not upstreams:
+    listed = {endpoint_key(endpoint.url) for service in snapshot.services for endpoint in service.endpoints}
+    new = [url for url in upstreams if _key(url) not in listed]
+    if not new:
         return snapshot
     if len(snapshot.services) > 1:
         names = ", ".join(service.name for service in snapshot.services)
-        raise PolicyErrors([_flag_error(f"adds to the only service of a policy, and this one has several ({names})")])
+        said = f"{new[0]} is for the only service of a policy, and this one has several ({names}): list it in one"
+        raise PolicyErrors([_flag_error(said)])
     if snapshot.services:
         service = snapshot.services[0]
     else:
         service = _with_mesh(Service(name=DEFAULT_SERVICE), snapshot.mesh_breakers)
-    added = tuple(Endpoint(url=url, local=_is_local(url)) for url in upstreams)
+    version = _only_version(service)
+    added = tuple(Endpoint(url=url, version=version, local=is_local(url)) for url in new)
     service = replace(service, endpoints=service.endpoints + added)
     faults = [_flag_error(f"{fault.message} ({path_of(fault.steps)})") for fault in check_service(service)]
     if faults:
@@ -100,13 +107,18 @@ def _flag_error(message: str) -> PolicyError:
     return PolicyError(UPSTREAM_FLAG, 0, "$", message)
 
 
-def _is_local(url: str) -> bool:
-    """Loopback and unix sockets are in our pod; a bad URL is for the check to tell."""
+def _key(url: str) -> EndpointKey | None:
+    """None for a bad URL, which is for the check to tell."""
     try:
-        address = parse_url(url)
+        return endpoint_key(url)
     except ValueError:
-        return False
-    return address.scheme == "unix" or is_loopback(address.host)
+        return None
+
+
+def _only_version(service: Service) -> str:
+    """What version an upstream has: the only one that `service` sends anything to, as long as nothing else tells."""
+    wanted = [version for version, part in service.split.items() if part > 0]
+    return wanted[0] if len(wanted) == 1 and not service.endpoints else DEFAULT_VERSION
 
 
 class _Judge:

@@ -25,6 +25,9 @@ TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # noqa: S105 - what RFC 9110 calls the ch
 PRINTABLE = r"^[^\u0000-\u001f\u007f]*$"
 PRINTABLE_WORDS = "text without control characters"
 
+DEFAULT_VERSION = "v1"
+"""Of an endpoint that names none."""
+
 Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=NAME_PATTERN, description=NAME_WORDS)]
 Place = Annotated[
     str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:/-]*$", description="letters, digits and . _ : / -")
@@ -86,7 +89,7 @@ class Endpoint(Strict, frozen=True, kw_only=True):
     engine_model: Text = ""
     chat_template: Text = ""
     metrics_url: Annotated[str, Meta(max_length=512, extra_json_schema={"pattern": f"^$|{URL_PATTERN}"})] = ""
-    version: Name = "v1"
+    version: Name = DEFAULT_VERSION
     zone: Place = ""
     node: Place = ""
     models: Globs = ("*",)

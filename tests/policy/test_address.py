@@ -9,6 +9,7 @@ from sidecar.policy.address import (
     URL_PATTERN,
     Address,
     endpoint_key,
+    is_local,
     is_loopback,
     parse_page,
     parse_url,
@@ -187,6 +188,14 @@ def test_any_text_is_a_page_or_a_value_error(url: str) -> None:
 )
 def test_this_machine_is_told_from_others(url: str, near: bool) -> None:
     assert is_loopback(parse_url(url).host) is near
+
+
+@pytest.mark.parametrize(
+    ("url", "near"),
+    [("http://127.0.0.1:8000", True), ("unix:///run/a", True), ("http://10.0.0.1", False), ("http://", False)],
+)
+def test_loopback_and_sockets_are_in_our_own_pod(url: str, near: bool) -> None:
+    assert is_local(url) is near
 
 
 def test_one_socket_has_one_name_however_it_is_written() -> None:

@@ -386,14 +386,32 @@ def test_upstreams_that_get_no_traffic_are_warned_of() -> None:
 
 def test_upstreams_beside_several_services_are_an_error_that_says_so() -> None:
     snapshot = load_documents(policy({"name": "a"}, {"name": "b"}))
-    with pytest.raises(PolicyErrors, match=r"only service.*several \(a, b\)"):
+    with pytest.raises(PolicyErrors, match=r"http://b is for the only service.*several \(a, b\): list it in one"):
         with_upstreams(snapshot, ["http://b"])
 
 
-def test_an_upstream_that_the_policy_has_already_is_an_error() -> None:
-    snapshot = load_documents(policy({"name": "a", "endpoints": [{"url": "http://b"}]}))
-    with pytest.raises(PolicyErrors, match="b:80 is an endpoint of this service already"):
-        with_upstreams(snapshot, ["http://b/"])
+def test_an_upstream_that_a_service_lists_already_adds_nothing() -> None:
+    one = load_documents(policy({"name": "a", "endpoints": [{"url": "http://b"}]}))
+    assert with_upstreams(one, ["http://B:80/"]) is one
+    assert [each.url for each in with_upstreams(one, ["http://b", "http://c"]).services[0].endpoints] == [
+        "http://b",
+        "http://c",
+    ]
+    several = load_documents(policy({"name": "a"}, {"name": "b", "endpoints": [{"url": "http://b"}]}))
+    assert with_upstreams(several, ["http://b"]) is several
+    with pytest.raises(PolicyErrors, match="http://c is for the only service"):
+        with_upstreams(several, ["http://b", "http://c"])
+
+
+@pytest.mark.parametrize(("split", "version"), [({}, "v1"), ({"v7": 1}, "v7"), ({"v7": 0.5}, "v7")])
+def test_an_upstream_has_the_only_version_that_anything_goes_to(split: dict[str, float], version: str) -> None:
+    (service,) = with_upstreams(load_documents(policy({"name": "a", "split": split})), ["http://b"]).services
+    assert [endpoint.version for endpoint in service.endpoints] == [version]
+
+
+def test_upstreams_that_may_be_of_several_versions_are_of_none_that_the_split_knows() -> None:
+    with pytest.raises(PolicyErrors, match=r"no endpoint has this version; there are v1 \(\$\.split\.v7\)"):
+        with_upstreams(load_documents(policy({"name": "a", "split": {"v1": 1, "v7": 1}})), ["http://b"])
 
 
 def test_upstreams_beside_the_mesh_s_breaker_alone_get_its_rules() -> None:
