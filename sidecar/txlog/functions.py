@@ -6,7 +6,7 @@ as Lua's constants. Behind it comes the way in: as a library of functions, or, w
 
 1. The library's name has the version of how calls are packed and a hash of the whole text. So two releases whose rules
    differ live side by side on one server, and nobody has to remember to count up a number. A library that nobody calls
-   any more is some 15 KB.
+   any more is some 25 KB.
 2. A call's numbers travel as one packed string: the client packs nine arguments less, and the server parses them once.
 3. All keys of a call are declared and share the shard's hash tag: Redis Cluster asks for it.
 """

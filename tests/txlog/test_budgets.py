@@ -259,7 +259,7 @@ class Drawing(RuleBasedStateMachine):
 
 
 SETTINGS: Final = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     print_blob=True,
