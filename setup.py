@@ -51,6 +51,7 @@ COMPILED = [
     "sidecar/core/poison.py",
     "sidecar/core/pool.py",
     "sidecar/core/quota.py",
+    "sidecar/core/rate_lines.py",
     "sidecar/core/service.py",
     "sidecar/core/sketch.py",
     "sidecar/core/split.py",

@@ -5,9 +5,11 @@ a request reserves, settles -> the ledger's wake -> draws, many in one round tri
 ```
 
 A tenant that is busy here is asked for at most every 50 ms, and one round trip is made at a time, with whatever is due
-by then: however many tenants there are, the server hears of all of them in as few calls. A failed one tells the ledger
-that the log is away, before the log itself may have noticed; until the log says that it is there again, nothing is
-asked. Whoever ends gives back what it holds, or the others would have to do without it until the window is over.
+by then, up to `BATCH` budgets each `PAUSE_S`: however many tenants there are, requests keep most of the loop. A failed
+one tells the ledger that the log is away, before the log itself may have noticed; until the log says that it is there
+again, nothing is asked. A server that has lost all counts the sidecars anew as they come: for `REJOIN_S` fewer than
+there were are not believed, or the first to come would take the part of all. Whoever ends gives back what it holds, or
+the others would have to do without it until the window is over.
 """
 
 import asyncio
@@ -26,6 +28,8 @@ AWAY_LOOK_S: Final = 0.05
 """How often it is looked whether the log is back: a budget that is shared out is used too little meanwhile."""
 LOOK_S: Final = 0.25
 """How often it is looked whether the log is there while nothing is to be asked."""
+PAUSE_S: Final = 0.02
+REJOIN_S: Final = 5.0
 LEAVE_S: Final = 0.25
 CRASHED_S: Final = 1.0
 
@@ -68,6 +72,7 @@ class Quotas:
         self._say = say
         self._wake = asyncio.Event()
         self._up = True
+        self._rejoined_at = -REJOIN_S
         ledger.wake = self._wake.set
 
     async def run(self) -> None:
@@ -83,18 +88,21 @@ class Quotas:
         """Ask once, or wait until something is to be asked, at most `LOOK_S`."""
         ledger, now = self.ledger, self._clock()
         if self._log.state is not State.UP:
-            self._up = False
-            ledger.went_away(self._members(), now)
+            self._lose(now)
             await asyncio.sleep(AWAY_LOOK_S)
             return
-        ledger.members = self._members()
         if not self._up:
             self._up = True
+            self._rejoined_at = now
             ledger.came_back(now)
+        members = self._members()
+        ledger.members = max(members, ledger.members) if now - self._rejoined_at < REJOIN_S else members
         self._wake.clear()
         draws = ledger.wants(now)
         if draws:
             await self._ask(draws)
+            if len(draws) == ledgers.BATCH:
+                await asyncio.sleep(PAUSE_S)
             return
         wait_s = ledger.next_at() - self._clock()
         with contextlib.suppress(TimeoutError):
@@ -113,14 +121,17 @@ class Quotas:
                     await self._ask(draws[: ledgers.BATCH])
                     del draws[: ledgers.BATCH]
 
+    def _lose(self, now: float) -> None:
+        self._up = False
+        self.ledger.went_away(max(self._members(), self.ledger.members), now)
+
     async def _ask(self, draws: list[ledgers.Draw]) -> None:
         ledger = self.ledger
         replies: list[Reply] = []
         try:
             replies = await self._log.ask([call_of(draw, self._observer, self._server_us) for draw in draws])
         except StoreDown:
-            self._up = False
-            ledger.went_away(self._members(), self._clock())
+            self._lose(self._clock())
         finally:
             now = self._clock()
             for place, draw in enumerate(draws):

@@ -173,6 +173,7 @@ class Log:
         self.asked: list[int] = []
         self.store: Store = LocalStore(lambda: int(clock() * 1e6))
         self.down = False
+        self.members = 3
 
     async def ask(self, calls: list[Call]) -> list[Reply]:
         self.asked.append(len(calls))
@@ -199,7 +200,7 @@ def joined(*quotas: Quota, clock: Callable[[], float] | None = None) -> tuple[Qu
         ledger,
         log,
         observer="pod-1",
-        members=lambda: 3,
+        members=lambda: log.members,
         clock=clock,
         server_us=lambda at: int(at * 1e6),
         say=said,
@@ -234,6 +235,25 @@ async def test_a_failed_draw_tells_the_ledger_and_the_debt_is_told_when_the_log_
     now[0] += 1.1
     assert isinstance(ledger.reserve(ledger.budgets("ann", "m"), 100, now[0]), Reservation)
     assert ledger.state == "up"
+
+
+async def test_a_server_that_counts_the_sidecars_anew_gives_nobody_the_part_of_all() -> None:
+    loop, log, ledger, now, _ = joined(MINUTE)
+    await loop.turn()
+    log.state = State.AWAY
+    await loop.turn()
+    log.state, log.members = State.UP, 1
+    ledger.reserve(ledger.budgets("ann", "m"), 1, now[0])
+    await loop.turn()
+    assert (ledger.members, ledger.state) == (3, "settling")
+    log.state = State.AWAY
+    await loop.turn()
+    assert ledger.members == 3
+    log.state = State.UP
+    await loop.turn()
+    now[0] += 6.0
+    await loop.turn()
+    assert ledger.members == 1
 
 
 async def test_a_log_that_is_away_is_not_asked() -> None:

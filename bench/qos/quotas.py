@@ -217,7 +217,7 @@ def _figures(
         steady=of(begun + 60.0, killed),
         whole=of(begun, end),
         away=of(killed + 5.0, back) if back > killed else {},
-        after=of(back + 65.0, end) if end > back + 65.0 and back > killed else {},
+        after=of(back + 60.0, back + 120.0) if end > back + 120.0 and back > killed else {},
         waits={word: _waits([e for e in ordered if since <= e.at < until]) for word, (since, until) in phases.items()},
         statuses=statuses,
         calls_per_s=round(calls_per_s, 1),
@@ -291,7 +291,7 @@ def table(runs: Sequence[Figures]) -> str:
         for phase, used in (
             ("with the server, from its second minute", run.steady),
             ("without the server", run.away),
-            ("from 65 s after it is back", run.after),
+            ("in the second minute after it is back", run.after),
             ("all of it", run.whole),
         ):
             for tenant, each in used.items():

@@ -39,6 +39,7 @@ from typing import Final
 
 from sidecar.core.meter import REQUESTS, TOKENS, Meter
 from sidecar.core.models import matches
+from sidecar.core.rate_lines import rate_lines
 from sidecar.core.tenant_budget import CHECK_S, Budget, Counts, Draw, Drawn, Rule
 from sidecar.policy.schema import Quota
 
@@ -53,6 +54,11 @@ ASK_S: Final = 0.1
 SETTLING_S: Final = 1.0
 BATCH: Final = 100
 """Draws in one round trip."""
+CHECKS: Final = 300
+"""Budgets looked at before the loop may go on: about half a millisecond."""
+POLL_S: Final = 0.9
+POLLS: Final = 100.0
+"""Draws a second that only ask how much is left: where more tenants are near their limits, each has its turn."""
 AWAY_RETRY_S: Final = 1.0
 EVICT_TRIES: Final = 8
 HEADER_S: Final = 0.25
@@ -111,6 +117,7 @@ class Ledger:
     """All budgets that are in use here. `members`, a number of sidecars, is 1 or more."""
 
     __slots__ = (
+        "_by_name",
         "_checks",
         "_due",
         "_exact",
@@ -121,6 +128,8 @@ class Ledger:
         "_masks",
         "_next_at",
         "_order",
+        "_polled_at",
+        "_polls",
         "_recheck",
         "_rules",
         "_settling_until",
@@ -141,6 +150,7 @@ class Ledger:
         """Called when `wants` has something sooner than `next_at` said; never waits."""
         self.counts: dict[str, Counts] = {}
         self._rules: list[Rule] = []
+        self._by_name: dict[str, Rule] = {}
         self._exact: dict[str, int] = {}
         self._globs: list[Rule] = []
         self._generation = 0
@@ -151,6 +161,9 @@ class Ledger:
         self._order = 0
         self._next_at = inf
         self._checks: deque[tuple[float, Budget]] = deque()
+        self._polls = 0.0
+        """How many may still be asked about now, of `POLLS` a second."""
+        self._polled_at = 0.0
         self._recheck: list[str] = []
         self._state = UP
         self._losses = 0
@@ -180,11 +193,8 @@ class Ledger:
                 self._exact[glob] = self._exact.get(glob, 0) | rule.bit
         self.any = len(self._rules) > 0
         self._masks = {}
-        self._generation += 1
-        # What holds something is looked at each second: it learns of it now, the others when they are used.
-        rules = {rule.name: rule for rule in self._rules}
-        for _, budget in self._checks:
-            self._renew(budget, rules)
+        self._by_name = {rule.name: rule for rule in self._rules}
+        self._generation += 1  # budgets learn of it when they are used or looked at, which is within a second or two
 
     def fitting(self, tenant: str) -> list[Quota]:
         """The quotas that hold a tenant, in the policy's order."""
@@ -224,10 +234,12 @@ class Ledger:
         return list(self._tenants)
 
     def known(self, tenant: str) -> list[Budget]:
-        """A tenant's budgets as they are, in the policy's order; looking changes nothing."""
+        """A tenant's budgets as they are, in the policy's order; looking keeps nobody from being forgotten."""
         known = self._tenants.get(tenant)
-        if known is None or known.generation != self._generation:
+        if known is None:
             return []
+        if known.generation != self._generation:
+            self._refresh(tenant, known)
         return [known.budgets[rule.name] for rule in self._rules if rule.name in known.budgets]
 
     # The request's way.
@@ -324,7 +336,7 @@ class Ledger:
                         if tightest is None or room < least:
                             tightest, least = meter, room
             if tightest is not None:
-                lines += _lines(tightest, max(0, least), now)
+                lines += rate_lines(tightest, max(0, least), now)
         first.header = lines
         first.header_of = budgets
         first.header_stamp = stamp
@@ -354,10 +366,16 @@ class Ledger:
         alone = self._alone(now)
         self._look_again(now)
         checks = self._checks
-        while checks and checks[0][0] <= now:
+        for _ in range(CHECKS):
+            if not checks or checks[0][0] > now:
+                break
             budget = checks.popleft()[1]
+            if budget.generation != self._generation:
+                self._renew(budget)
             if budget.check(now):
                 checks.append((now + CHECK_S, budget))
+            if now - budget.drawn_at >= POLL_S and budget.interests(now) and self._may_poll(now):
+                budget.asks = True
             if budget.asks or budget.has_words(self.members):
                 self._queue(budget)
         due = self._due
@@ -424,6 +442,14 @@ class Ledger:
         if self._state == SETTLING and now >= self._settling_until and not self._recheck:
             self._state = UP
         return self._state != UP
+
+    def _may_poll(self, now: float) -> bool:
+        self._polls = min(POLLS, self._polls + POLLS * (now - self._polled_at))
+        self._polled_at = now
+        if self._polls < 1.0:
+            return False
+        self._polls -= 1.0
+        return True
 
     def _lacking(self, budget: Budget, tokens: int, now: float, alone: bool) -> Meter | None:
         """The first window of a budget that does not admit a request; None: all do."""
@@ -534,6 +560,7 @@ class Ledger:
                 budget = known.budgets.get(rule.name)
                 if budget is None:
                     budget = known.budgets[rule.name] = Budget(rule, tenant)
+                    budget.generation = self._generation
                 found.append(budget)
         known.by_mask[mask] = tuple(found)
         return known.by_mask[mask]
@@ -543,17 +570,17 @@ class Ledger:
         known.generation = self._generation
         known.mask = self._mask_of(tenant)
         known.by_mask = {}
-        rules = {rule.name: rule for rule in self._rules if rule.bit & known.mask}
         for name in list(known.budgets):
             budget = known.budgets[name]
-            self._renew(budget, rules)
+            self._renew(budget)
             if budget.gone:
                 del known.budgets[name]
 
-    def _renew(self, budget: Budget, rules: dict[str, Rule]) -> None:
-        """It has new limits, or is gone."""
-        rule = rules.get(budget.rule.name)
-        if rule is None or not matches((rule.quota.tenant,), budget.tenant):
+    def _renew(self, budget: Budget) -> None:
+        """It has new limits, or is gone: a tenant that comes back has another."""
+        budget.generation = self._generation
+        rule = self._by_name.get(budget.rule.name)
+        if budget.gone or rule is None or not matches((rule.quota.tenant,), budget.tenant):
             budget.gone = True
             self._queue(budget)
         elif rule is not budget.rule:
@@ -575,32 +602,3 @@ class Ledger:
 def allowance(request_tokens: int, stream: bool, budget_factor: float) -> int:
     """The tokens that one request may reserve, by its service (`request_tokens`), shape and class; 0: no bound."""
     return ceil(request_tokens * (STREAM_FACTOR if stream else 1.0) * budget_factor)
-
-
-def _lines(meter: Meter, left: int, now: float) -> bytes:
-    """When the window is whole again if nothing more is used is not known to the second: it is told as OpenAI's bucket
-    would refill, in proportion to what is used, and not before there is room at all."""
-    reset_s = max(meter.retry_at - now, meter.span_s * min(1.0, (meter.limit - left) / meter.limit))
-    unit = b"tokens" if meter.unit == TOKENS else b"requests"
-    return b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %b\r\n" % (
-        unit,
-        meter.limit,
-        unit,
-        left,
-        unit,
-        _duration(reset_s),
-    )
-
-
-def _duration(seconds: float) -> bytes:
-    """As OpenAI writes it: `350ms`, `1.2s`, `6m0s`, `23h59m1s`."""
-    if seconds < 1.0:
-        return b"%dms" % ceil(max(0.0, seconds) * 1000.0)
-    whole = ceil(seconds)
-    if whole < 60:
-        return b"%ds" % whole
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return b"%dm%ds" % (minutes, rest)
-    hours, minutes = divmod(minutes, 60)
-    return b"%dh%dm%ds" % (hours, minutes, rest)

@@ -131,6 +131,7 @@ class Budget:
         "drawing",
         "drawn_at",
         "due_at",
+        "generation",
         "gone",
         "header",
         "header_of",
@@ -158,6 +159,8 @@ class Budget:
         self.rule = rule
         self.tenant = tenant
         self.meters: list[Meter] = []
+        self.generation = 0
+        """Of the policy that it knows."""
         self.gone = False
         """The policy has it no more: it gives back what it holds."""
         self.in_flight = 0
@@ -344,14 +347,13 @@ class Budget:
             meter.check(elapsed_s)
         if self.rule.slots and now - self.drawn_at >= REPEAT_S and (self.slots or self.in_flight):
             self.asks = True
-        idle_s = now - self.used_at
-        if idle_s <= INTEREST_S and now - self.drawn_at >= 0.9 * CHECK_S and self._is_scarce(now):
-            self.asks = True
-        self.checked = idle_s <= IDLE_S or self.asks or self._restless
+        interests = self.interests(now)
+        self.checked = interests or now - self.used_at <= IDLE_S or self.asks or self._restless
         return self.checked
 
-    def _is_scarce(self, now: float) -> bool:
-        return any(meter.is_scarce(now) for meter in self.meters)
+    def interests(self, now: float) -> bool:
+        """Whether how much is left is to be known, though nothing is drawn: little is, and somebody wanted of it."""
+        return now - self.used_at <= INTEREST_S and any(meter.is_scarce(now) for meter in self.meters)
 
     def _target(self, meter: Meter, now: float, members: int) -> int:
         """How much shall be held of a window (rule 2)."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sidecar.core.quota import MODELS, TENANTS, Exceeded, Ledger, Reservation, _duration, allowance
+from sidecar.core.quota import MODELS, TENANTS, Exceeded, Ledger, Reservation, allowance
 from sidecar.policy.schema import Quota
 from sidecar.txlog.codec import budget_key
 from tests.quota_world import World
@@ -47,24 +47,6 @@ def test_a_request_may_take_what_its_service_shape_and_class_allow(
 
 
 # Headers.
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0.0, b"0ms"),
-        (0.0001, b"1ms"),
-        (0.35, b"350ms"),
-        (0.9999, b"1000ms"),
-        (1.0, b"1s"),
-        (59.1, b"1m0s"),
-        (360.0, b"6m0s"),
-        (86399.5, b"24h0m0s"),
-        (3661.0, b"1h1m1s"),
-    ],
-)
-def test_a_reset_is_told_as_openai_does(seconds: float, told: bytes) -> None:
-    assert _duration(seconds) == told
 
 
 def lines(told: bytes) -> dict[str, str]:
