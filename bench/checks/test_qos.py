@@ -169,11 +169,12 @@ def test_a_course_turns_where_it_goes_back_by_more_than_chance() -> None:
 
 def test_aims_are_judged_by_the_worst_load() -> None:
     rows = []
-    for load, with_it in ((1.0, counted(met=90)), (2.0, counted(met=89, goodput=980))):
+    for load, with_it in ((1.0, counted(met=90)), (1.25, counted(met=89, goodput=980)), (2.0, counted(met=80))):
         rows += [row(PRODUCT, load, "none", counted()), row(PRODUCT, load, "all", with_it)]
     missed = report.broken(rows, [hunted("steady")])
-    assert any("`voice` keep, worst load (2): 98.89 %" in each for each in missed)
-    assert any("lost, worst load (2): 2.00 %" in each for each in missed)
+    assert any("all, the others had enough: voice kept: 98.89 %" in each for each in missed)
+    assert any("all, the others had enough: goodput lost: 2.00 %" in each for each in missed)
+    assert any("all, the others had too little: voice kept: 88.89 %" in each for each in missed)
     assert not report.broken([row(PRODUCT, 1.0, flood, counted()) for flood in ("none", "all")], [hunted("steady")])
 
 
@@ -183,10 +184,17 @@ def test_t26_is_judged_by_its_worst_seed() -> None:
     assert len(missed) == 3
 
 
-def test_only_those_who_wanted_more_are_compared() -> None:
-    even = counted(tokens=5, wanted=10)
-    assert report.index(even, TEXT) == pytest.approx(1.0)
+def test_fair_parts_are_max_min() -> None:
+    assert report.parts_of(12.0, [1.0, 10.0, 3.0, 10.0]) == [1.0, 4.0, 3.0, 4.0]
+    assert report.parts_of(9.0, [3.0, 3.0, 3.0]) == [3.0, 3.0, 3.0]
+
+
+def test_fairness_is_judged_where_there_is_something_to_share() -> None:
+    assert report.index(counted(tokens=5, wanted=10), TEXT) == pytest.approx(1.0)
     assert report.index(counted(tokens=10, wanted=10), TEXT) is None
+    uneven = counted(tokens=0, wanted=10)
+    uneven.tokens[TEXT][:10] = [10] * 10
+    assert report.index(uneven, TEXT) == pytest.approx(0.5)
 
 
 def test_the_tables_fill_the_document(tmp_path: Path) -> None:

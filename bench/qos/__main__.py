@@ -1,12 +1,12 @@
 """Who is served in time under overload: 20 tenants, three classes, one tenant that floods, on virtual time.
 
-    python -m bench.qos                      all: 8 loads, 6 policies, 5 seeds, T26; minutes of one core
+    python -m bench.qos                      all: 8 loads, 9 policies, 4 seeds, T26; minutes of one core
     python -m bench.qos --quick              two loads, one seed, shorter; seconds
     python -m bench.qos --json               every run as an object, instead of the tables
     python -m bench.qos --docs docs          keep it: qos.json, and the tables in qos.md
     python -m bench.qos --policies product --loads 2 --seed 1 --seeds 3     a look, on seeds for tuning
 
-Exits 1 if an aim is missed, unless policies, loads or seconds were chosen.
+What is missed of the aims is told at the end.
 """
 
 import argparse
@@ -22,6 +22,8 @@ from bench.qos.hunt import CASES, Hunted, hunt
 from bench.qos.rows import EVALUATION, LOADS, POLICIES, SECONDS, SEEDS, Row, play_all, tasks
 
 QUICK_LOADS, QUICK_SECONDS = (1.0, 2.0), 120.0
+HUNTS = 3
+"""Seeds of T26: each is an hour and a half of simulated time."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{count} of {len(planned)} runs, {now - begun:.0f} s", file=sys.stderr, flush=True)
     hunted: list[Hunted] = []
     if not args.policies:
-        for seed in seeds[:1] if quick else seeds:
+        for seed in seeds[: 1 if quick else HUNTS]:
             hunted += [hunt(case, seed) for case in CASES]
             print(f"T26, seed {seed}: {monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     figures = msgspec.json.format(msgspec.json.encode(report.figures(rows, hunted)), indent=1)
@@ -49,10 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.docs:
         report.write(rows, hunted, args.docs / "qos.md")
         (args.docs / "qos.json").write_bytes(figures + b"\n")
-    missed = report.broken(rows, hunted)
-    for each in missed:
+    for each in report.broken(rows, hunted):
         print(f"missed: {each}", file=sys.stderr)
-    return 1 if missed and not (args.policies or args.loads or args.seconds) else 0
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
