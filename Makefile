@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-micro breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-micro breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -100,6 +100,9 @@ bench-routes: compile  ## routing tables: T15, 20 sidecars and 3 Envoys, killed 
 
 bench-xds: bench-setup  ## real Envoys told the routes: under load, a refusal, a restart; 2 minutes; see XDS, such as XDS=--quick
 	$(BIN)/python -m bench.xds $(XDS)
+
+bench-qos: setup  ## who is served in time under overload, simulated, 10 minutes of CPU; see QOS, such as QOS=--quick
+	$(BIN)/python -m bench.qos $(QOS)
 
 # The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
 bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json
