@@ -41,6 +41,9 @@ PREPARE_BYTES: Final = 64 * 1024
 START_S_PER_BYTE: Final = 5e-7
 """Until it was measured: twice what one core of today takes."""
 
+CREEP: Final = 1.05
+"""By which the least time that a byte took grows with each job, so that a slower tokenizer is found out."""
+
 HANDOVER_S: Final = 0.0005
 """To a thread and back."""
 
@@ -83,13 +86,15 @@ class Say(Protocol):
 class _File:
     """A tokenizer's file, as a policy names it: one tokenizer for each thread, once they are read."""
 
-    __slots__ = ("beside", "s_per_byte", "salt", "tokenizers", "why")
+    __slots__ = ("beside", "least_s_per_byte", "s_per_byte", "salt", "tokenizers", "why")
 
     def __init__(self) -> None:
         self.tokenizers: tuple[Tokenizer, ...] = ()
         self.salt = 0
         self.beside = Beside()
+        # As threads take for it beside all else, and what it takes of a core.
         self.s_per_byte = START_S_PER_BYTE
+        self.least_s_per_byte = START_S_PER_BYTE
         self.why = ""
 
 
@@ -105,7 +110,7 @@ class _Reading:
         self.read: dict[int, Tokenizer] = {}
         self.why = ""
 
-    def run(self, lane: int) -> Iterator[None]:
+    def run(self, lane: int) -> Iterator[bool]:
         """One thread's part."""
         had = self.file.tokenizers
         try:
@@ -117,7 +122,7 @@ class _Reading:
             self.why = f"cannot be read: {exc.strerror or exc}"
         except ValueError as exc:
             self.why = str(exc)
-        yield
+        yield True
 
 
 class _Wait:
@@ -287,11 +292,11 @@ class Counter:
         work = Work(prompt, file.salt, known, file.tokenizers, file.beside)
         of = self._model(service, model)
         try:
-            if work.size * file.s_per_byte > INLINE_S:
+            if work.size * file.least_s_per_byte > INLINE_S:
                 if known is None or work.size > PREPARE_BYTES:
                     return self._wait(work, file, of, time_s, waiter)
                 work.prepare()
-                if work.size * file.s_per_byte > INLINE_S:
+                if work.size * file.least_s_per_byte > INLINE_S:
                     return self._wait(work, file, of, time_s, waiter)
             for _ in work.run(0):
                 pass
@@ -389,7 +394,9 @@ class Counter:
         if job.failed is None:
             self.counted_bytes += job.size
             if job.size >= 1024:
-                file.s_per_byte += 0.1 * (job.spent_s / job.size - file.s_per_byte)
+                took = job.spent_s / job.size
+                file.s_per_byte += 0.1 * (took - file.s_per_byte)
+                file.least_s_per_byte = min(took, file.least_s_per_byte * CREEP)
             self._remember(work, file)
             if not of.reports and not work.media and of.estimator.learnt < LEARN_ALL:
                 # Nobody reports yet: the estimates learn from what is counted.

@@ -66,18 +66,20 @@ class Prefixes:
             if ends is None:
                 continue
             begin = begin_of(index)
-            best: Known | None = None
+            best: tuple[int, int] | None = None
             hashes: dict[int, int] = {}
-            for (end, left), known in ends.items():
-                if end > len(prompt) or (best is not None and end < best.end):
+            for key in ends:
+                end, left = key
+                if end > len(prompt) or (best is not None and end < best[0]):
                     continue
                 if end not in hashes:
                     hashes[end] = hash(prompt[begin:end])
                 if hashes[end] == left:
-                    best = known
+                    best = key
             if best is not None:
                 blocks.move_to_end(at)
-                return best
+                known = ends[best] = ends.pop(best)  # asked for last
+                return known
         return None
 
     def add(self, prompt: bytes, salt: int, known: Known) -> None:

@@ -92,33 +92,45 @@ class Work:
 
     def prepare(self) -> None:
         """Finds what is left: `size` bytes of it. Raises `Uncountable`."""
-        self._left = left = texts.Texts()
-        values, self._plain = texts.values_of(self._tail())
+        for _ in self._prepare():
+            pass
+
+    def _prepare(self) -> Iterator[None]:
+        tail = self._tail()
+        yield from texts.check(tail)
+        values, self._plain = texts.values_of(tail)
+        yield
+        left = texts.Texts()
         if self.known is None or self.known.messages:
             if values:
-                texts.read(values[0], left)
+                yield from texts.read(values[0], left)
             self._values = values[1:]
         else:
             self._values = values
-        self.size = left.size
+        size = left.size
         for value in self._values:
             key = hash((self.salt, bytes(value)))
             tokens = self._beside.get(key)
             if tokens is None:
                 other = texts.Texts()
-                texts.read(value, other)
+                yield from texts.read(value, other)
                 self._others.append((key, other))
-                self.size += other.size
+                size += other.size
             else:
                 self.tokens += tokens
+        self.size = size
+        self._left = left
 
-    def run(self, lane: int) -> Iterator[None]:
-        """Counts what is left, a turn at a time. Raises `Uncountable`, and what the tokenizer raises."""
+    def run(self, lane: int) -> Iterator[bool]:
+        """Counts what is left, a turn at a time; a turn that held the interpreter all the while gives true.
+
+        Raises `Uncountable`, and what the tokenizer raises.
+        """
+        if self._left is None:
+            for _ in self._prepare():
+                yield True
         left = self._left
-        if left is None:
-            self.prepare()
-            left = self._left
-            assert left is not None
+        assert left is not None
         before = 0 if self.known is None else self.known.tokens
         count = self.tokenizers[lane].count
         first = head = 0
@@ -131,7 +143,7 @@ class Work:
                 counted += len(piece)
                 if counted >= TURN_BYTES:
                     counted = 0
-                    yield
+                    yield False
         head += left.guessed
         self.tokens += head
         for key, other in self._others:
@@ -142,7 +154,7 @@ class Work:
                     counted += len(piece)
                     if counted >= TURN_BYTES:
                         counted = 0
-                        yield
+                        yield False
             self.tokens += tokens
             self.found_beside.append((key, tokens))
             self.media = self.media or other.media > 0

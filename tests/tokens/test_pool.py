@@ -37,21 +37,21 @@ class Steps:
         self.gate = gate
         self.began = threading.Event()
 
-    def run(self, lane: int) -> Iterator[None]:
+    def run(self, lane: int) -> Iterator[bool]:
         for _ in range(self.steps):
             self.began.set()
             if self.gate is not None:
                 self.gate.acquire(timeout=10)
             self.log.append(self.name)
-            yield
+            yield False
 
 
 class Fails:
     def __init__(self, exc: BaseException) -> None:
         self.exc = exc
 
-    def run(self, lane: int) -> Iterator[None]:
-        yield
+    def run(self, lane: int) -> Iterator[bool]:
+        yield True
         raise self.exc
 
 
@@ -132,9 +132,9 @@ def test_each_thread_has_jobs_of_its_own(calls: Calls) -> None:
     lanes: list[int] = []
 
     class Lane:
-        def run(self, lane: int) -> Iterator[None]:
+        def run(self, lane: int) -> Iterator[bool]:
             lanes.append(lane)
-            yield
+            yield True
 
     two.give_each(lambda _: Job(Lane(), 0, 0.0, lambda _: None))
     calls.run(2)

@@ -75,6 +75,16 @@ def test_many_ends_in_one_block_are_bounded() -> None:
     assert cache.find(b"c" * 300 + b"099", 1) is not None
 
 
+def test_what_many_conversations_begin_with_stays() -> None:
+    cache = Prefixes()
+    cache.add(b"c" * 300, 1, known(300))
+    for number in range(100):
+        prompt = b"c" * 300 + b"%03d" % number
+        found = cache.find(prompt, 1)
+        assert found is not None and found.end == 300
+        cache.add(prompt, 1, known(303))
+
+
 def test_cleared_it_knows_nothing() -> None:
     cache = Prefixes()
     cache.add(b"abc", 1, known(3))

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Theirs
 
 from sidecar.tokens.prefixes import Known, Prefixes
-from sidecar.tokens.texts import MEDIA_TOKENS, Uncountable
+from sidecar.tokens.texts import BREATHE, MEDIA_TOKENS, Uncountable
 from sidecar.tokens.tokenizer import Tokenizer
 from sidecar.tokens.work import TURN_BYTES, Beside, Work
 from sidecar.wire.prompt import prompt_of
@@ -118,10 +118,15 @@ def test_what_cannot_be_counted_says_so(desk: Desk) -> None:
         desk.count(b'{"query":"q"}')
 
 
+def test_looking_for_texts_gives_others_a_turn(desk: Desk) -> None:
+    held = list(desk.work(body(*[USER] * 3000)).run(0))
+    assert held.count(True) > 3000 // BREATHE
+
+
 def test_a_long_text_is_counted_in_turns_to_the_same_sum(desk: Desk, theirs: Theirs) -> None:
     text = "Some words, and a few more of them. " * 6000
     work = desk.work(json.dumps([{"role": "user", "content": text}]).encode())
-    turns: Iterator[None] = work.run(0)
+    turns: Iterator[bool] = work.run(0)
     assert len(list(turns)) >= len(text) // (4 * TURN_BYTES) - 1
     assert work.tokens == len(theirs.encode(text).ids)
 
