@@ -129,6 +129,8 @@ def warnings_of(services: tuple[Service, ...], add: Callable[[str], None]) -> No
                 add(f"{where}hedge.mode {service.hedge.mode} moves nothing: retry.attempts is 1")
         if service.health_check.mode == "truth" and service.breakers.node.mode == "off":
             add(f"{where}health_check.mode truth opens nothing: breakers.node.mode is off")
+        if service.health_check.mode == "off" and service.health_check.path:
+            add(f"{where}health_check.path is asked for by nobody: health_check.mode is off")
         if service.zone_decay is not None and len({endpoint.zone for endpoint in service.endpoints}) == 1:
             add(f"{where}zone_decay turns nothing down: its endpoints name no zones, or all the same one")
         if service.deadlines.tool_gap_s < service.deadlines.token_gap_s:

@@ -21,6 +21,8 @@ Ratio = Annotated[float, Meta(ge=0, le=1)]
 # Names end up as metric labels, header values and URL segments: a few plain characters only.
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 NAME_WORDS = "letters and digits, with . _ - between them"
+PATH = r"/[!-\"$-~]*"
+PATH_WORDS = "a path from / on, in ASCII, without white space and #"
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # noqa: S105 - what RFC 9110 calls the characters of a header's name
 PRINTABLE = r"^[^\u0000-\u001f\u007f]*$"
 PRINTABLE_WORDS = "text without control characters"
@@ -302,10 +304,12 @@ class HealthCheck(Strict, frozen=True, kw_only=True):
     share engines, at the price of a scrape per second, sidecar and endpoint; it opens no breaker. `truth` opens the
     breaker of an engine that says that it sleeps, or that it has work and got nowhere with it for `stalled`; and asks
     one that nobody asked anything for `canary_interval` for a token, which it must give as any client's: two failures
-    in a row open, too (docs/engines.md#health).
+    in a row open, too (docs/engines.md#health). `path`: a page of the engine's address that has to be there as well,
+    with a status of 2xx or 3xx; empty: its own pages will do.
     """
 
     mode: Literal["off", "load", "truth"] = "off"
+    path: Annotated[str, Meta(max_length=256, pattern=rf"^({PATH})?$", description=PATH_WORDS)] = ""
     interval_s: Seconds = field(name="interval", default=Seconds(1))
     timeout_s: Seconds = field(name="timeout", default=Seconds(1))
     stalled_s: Seconds = field(name="stalled", default=Seconds(10))

@@ -12,7 +12,9 @@ every so many times.
    node: a node is a deadline in one watchdog, be it for its next poll or for the answer under way.
 4. A queue that is read elsewhere (`metrics_url`) says nothing of the engine's own address: whether that answers is told
    by the list of models then.
-5. Each node's polls start at a random moment of the interval and keep that phase, so that a thousand nodes do not
+5. A page that the policy asks for (`path`) is held to what Kubernetes holds it to, 2xx or 3xx, and alone says whether
+   the engine's address answers. It is believed no more than any other: where it fails, a token is asked for.
+6. Each node's polls start at a random moment of the interval and keep that phase, so that a thousand nodes do not
    answer at once, nor one engine all its sidecars.
 """
 
@@ -145,6 +147,7 @@ class _Watch:
         "_node",
         "_page",
         "_page_at",
+        "_probe",
         "_reader",
         "_rule",
         "_silences",
@@ -166,6 +169,7 @@ class _Watch:
         self._page = dialect.alive
         self._page_at = endpoint
         self._apart = False  # the page is not at the engine's own address
+        self._probe = Query(rule.path.encode()) if rule.path else None
         if dialect.load is not None and (endpoint.metrics_url or not dialect.load_apart):
             self._page = dialect.load
             if endpoint.metrics_url:
@@ -222,7 +226,7 @@ class _Watch:
     def _load_told(self, status: int, page: bytes) -> None:
         self._reader.watchdog.remove(self, self._slot)
         node, trust = self._node, self._trust
-        answered = self._apart or self._heard(status)
+        answered = self._apart or self._probe is not None or self._heard(0 < status < 500)
         load = self._dialect.read_load(page) if status == 200 else None
         if load is not None:
             self._load_misses = 0
@@ -238,14 +242,27 @@ class _Watch:
                 trust.unread(unknown=self._load_misses >= MISSES)
         if not answered:
             self._lost()
-        elif self._models_in <= 0 and self._dialect.models is not None:
-            self._ask(self._dialect.models, node.endpoint, self._models_told)
+        elif self._probe is not None:
+            self._ask(self._probe, node.endpoint, self._probe_told)
+        else:
+            self._ask_models()
+
+    def _probe_told(self, status: int, page: bytes) -> None:
+        self._reader.watchdog.remove(self, self._slot)
+        if self._heard(200 <= status < 400):
+            self._ask_models()
+        else:
+            self._lost()
+
+    def _ask_models(self) -> None:
+        if self._models_in <= 0 and self._dialect.models is not None:
+            self._ask(self._dialect.models, self._node.endpoint, self._models_told)
         else:
             self._rest()
 
     def _models_told(self, status: int, page: bytes) -> None:
         self._reader.watchdog.remove(self, self._slot)
-        if self._apart and not self._heard(status):
+        if self._apart and self._probe is None and not self._heard(0 < status < 500):
             self._lost()
             return
         engine_model = self._node.endpoint.engine_model
@@ -263,9 +280,9 @@ class _Watch:
             self._models_in = 1 if self._models_misses < MISSES else RETRY_MODELS
         self._rest()
 
-    def _heard(self, status: int) -> bool:
+    def _heard(self, answered: bool) -> bool:
         """Whether its own address answered."""
-        self._node.healthy = answered = 0 < status < 500
+        self._node.healthy = answered
         self._silences = 0 if answered else self._silences + 1
         if self._trust is not None and self._silences == MISSES:
             self._trust.silent()

@@ -179,6 +179,7 @@ def warned(*services: Service) -> list[str]:
             [service(hedge=Hedge(mode="off"), health_check=TRUTH, breakers=Breakers(node=NodeBreaker(mode="off")))],
             "health_check.mode truth opens nothing",
         ),
+        ([service(health_check=HealthCheck(path="/health"))], "health_check.path is asked for by nobody"),
         ([service(zone_decay=ZoneDecay(), endpoints=(A,))], "zone_decay turns nothing down"),
         ([service(deadlines=Deadlines(token_gap_s=Seconds(31)))], "tool_gap is shorter"),
         ([service(deadlines=Deadlines(total_s=Seconds(20)))], "total ends requests before"),

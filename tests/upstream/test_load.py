@@ -311,6 +311,52 @@ def test_three_failures_in_a_row_make_what_was_said_unknown(fail: Callable[[Benc
     assert (node.breaker.state, node.breaker.generation, node.breaker.unblemished) == (State.CLOSED, 0, True)
 
 
+PROBED = replace(POLLED, path="/ready?deep=1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [("h1:80", "/metrics"), ("h1:80", "/ready?deep=1"), ("h1:80", "/v1/models")]),
+        ({"metrics_url": "http://h1:9"}, [("h1:9", "/metrics"), ("h1:80", "/ready?deep=1"), ("h1:80", "/v1/models")]),
+        ({"engine": "deepspeed"}, [("h1:80", "/health"), ("h1:80", "/ready?deep=1")]),
+    ],
+    ids=["vllm", "vllm, metrics apart", "mii"],
+)
+def test_the_policy_s_page_is_asked_for_on_the_engine_s_address(
+    changes: dict[str, str], expected: list[tuple[str, str]]
+) -> None:
+    bench = Bench(plan(rule=PROBED, **changes))  # type: ignore[arg-type]
+    bench.until_asked()
+    asked = []
+    while bench.open:
+        link = bench.asked()
+        asked.append((link.key, link.path))
+        link.answer(200, b"")
+    assert asked == expected
+    assert bench.node().healthy
+
+
+@pytest.mark.parametrize(
+    ("status", "good"), [(200, True), (204, True), (302, True), (404, False), (401, False), (500, False), (0, False)]
+)
+def test_the_policy_s_page_alone_says_whether_an_engine_answers(status: int, good: bool) -> None:
+    bench = Bench(plan(rule=PROBED))
+    node = bench.node()
+    for turn, load in enumerate((200, 404, 503)):
+        bench.until_asked()
+        bench.asked().answer(load, load_page(7))
+        if status:
+            bench.asked().answer(status)
+        else:
+            bench.asked().lose()
+        assert node.healthy is good
+        assert bool(bench.open) is (good and turn == 0), "its models are asked of who answers"
+        for link in bench.open:
+            link.answer(200, MODELS)
+    assert node.waiting == 7
+
+
 def test_failures_between_answers_make_nothing_unknown() -> None:
     bench = Bench(plan())
     node = bench.node()

@@ -49,6 +49,7 @@ class Model:
         self.tokens = 100
         self.cache = 0.0
         self.pages = True
+        self.probe = 200  # how the page answers that the policy names
         self.parts: tuple[str, ...] = ()
         """Other models of the same Triton, which are none of language."""
 
@@ -71,6 +72,8 @@ class Model:
                 b"vllm:kv_cache_usage_perc %f\n"
                 b'vllm:engine_sleep_state{sleep_state="awake"} %d\n' % (self.running, self.tokens, self.cache, awake),
             )
+        elif path == "/probe":
+            link.answer(self.probe)
         elif path == "/v1/models":
             link.answer(200, b'{"data":[{"id":"tiny"}]}')
         elif path == "/v2/repository/index":
@@ -351,6 +354,20 @@ def test_pages_that_cannot_be_read_open_nothing() -> None:
     bed.go(600)
     assert (bed.state, bed.told) == (State.CLOSED, [])
     assert bed.canaries >= 19
+
+
+def test_a_page_of_the_policy_that_fails_has_a_token_asked_for_which_decides() -> None:
+    bed = vllm(replace(TRUTH, path="/probe"))
+    bed.go(5)
+    bed.model.probe = 503
+    before = bed.canaries
+    assert bed.go(10, lambda: bed.canaries > before) <= 4 * TRUTH.interval_s
+    bed.go(60)
+    assert (bed.state, bed.told) == (State.CLOSED, [])
+    bed.model.probe = 200
+    bed.go(20)
+    bed.model.probe, bed.model.state = 503, "fails"
+    bed.opens(10 * TRUTH.interval_s)
 
 
 @pytest.mark.parametrize("state", ["refuses", "full"])
