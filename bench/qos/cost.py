@@ -9,6 +9,7 @@ large as they get.
 
 import argparse
 import time
+from typing import Literal
 
 from sidecar.core.admit import Gate, Ticket
 from sidecar.core.classes import Classes
@@ -18,8 +19,9 @@ from sidecar.policy.schema import Admission, Endpoint, QosPolicy, Service, Snaps
 
 AIM_US = 5.0
 TENANTS = (10, 10_000)
-REQUESTS = 20_000
-RUNS = 5
+Fairness = Literal["class", "service"]
+REQUESTS = 5_000
+RUNS = 20
 
 CLASSES = Classes(
     (
@@ -41,10 +43,10 @@ def service(limit: float) -> ServiceState:
     return found
 
 
-def free_us(tenants: int, qos: str) -> float:
+def free_us(tenants: int, qos: str, fairness: Fairness = "class") -> float:
     """Microseconds to enter and to leave where there is room."""
     among = service(64)
-    gate = Gate(Admission(), CLASSES, 0.0)
+    gate = Gate(Admission(fairness=fairness), CLASSES, 0.0)
     names = [f"tenant-{number}" for number in range(tenants)]
     of = CLASSES.by_name[qos]
     best = float("inf")
@@ -61,10 +63,10 @@ def free_us(tenants: int, qos: str) -> float:
     return best * 1e6
 
 
-def queued_us(tenants: int, qos: str) -> float:
+def queued_us(tenants: int, qos: str, fairness: Fairness = "class") -> float:
     """Microseconds for a request that waits: to enter, to get its turn and to leave."""
     among = service(1)
-    gate = Gate(Admission(queue=100_000), CLASSES, 0.0)
+    gate = Gate(Admission(queue=100_000, fairness=fairness), CLASSES, 0.0)
     of = CLASSES.by_name[qos]
     nodes = list(among.nodes.values())
     running: list[Ticket] = []
@@ -97,11 +99,15 @@ def queued_us(tenants: int, qos: str) -> float:
 def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "").parse_args()
-    print(f"{'us per request':<24}{'tenants':>9}{'voice':>9}{'batch':>9}")
+    print(f"{'us per request':<24}{'tenants':>9}{'voice':>9}{'batch':>9}{'fairness: service':>20}")
     for title, measure in (("with room", free_us), ("behind a queue", queued_us)):
         for tenants in TENANTS:
-            voice, batch = measure(tenants, "voice"), measure(tenants, "batch")
-            print(f"{title:<24}{tenants:>9}{voice:>9.2f}{batch:>9.2f}")
+            voice, batch, fair = (
+                measure(tenants, "voice"),
+                measure(tenants, "batch"),
+                measure(tenants, "batch", "service"),
+            )
+            print(f"{title:<24}{tenants:>9}{voice:>9.2f}{batch:>9.2f}{fair:>20.2f}")
 
 
 if __name__ == "__main__":

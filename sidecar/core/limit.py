@@ -48,7 +48,8 @@ BUCKETS: Final = 40  # doublings of a body's bytes: a terabyte
 
 class Limiter:
     """The limit of one endpoint. `ratio`: the median of its first tokens over their baseline, when last judged; 0.0:
-    not yet. `baseline_s`: of the size of prompts seen last; 0.0: of none. `cuts` and `grown` count changes."""
+    not yet. `baseline_s`: of the size of prompts seen last; 0.0: of none. `cuts` and `grown` count changes. While
+    nothing runs there and nothing was `heard`, `tick` may be left out."""
 
     __slots__ = (
         "_bases",
@@ -61,13 +62,13 @@ class Limiter:
         "_min",
         "_peak",
         "_ratios",
-        "_seen",
         "_sized",
         "_start",
         "_waits_since",
         "baseline_s",
         "cuts",
         "grown",
+        "heard",
         "limit",
         "ratio",
     )
@@ -78,10 +79,11 @@ class Limiter:
         self.baseline_s = 0.0
         self.cuts = 0
         self.grown = 0
-        self._bases = [0.0] * BUCKETS
-        """Logarithms of seconds."""
-        self._seen = [False] * BUCKETS
-        self._sized = [False] * BUCKETS
+        self.heard = False
+        """Whether there is something to judge."""
+        self._bases: dict[int, float] = {}
+        """By size, in logarithms of seconds."""
+        self._sized: set[int] = set()
         """Sizes among the ratios."""
         self._ratios: list[float] = []
         """Logarithms."""
@@ -108,23 +110,24 @@ class Limiter:
         size = min(max(0, size_bytes).bit_length(), BUCKETS - 1)
         seconds = log(max(ttft_s, LEAST_S))
         self._peak = max(self._peak, in_flight)
-        bases = self._bases
-        if not self._seen[size]:
+        self.heard = True
+        base = self._bases.get(size)
+        if base is None:
             # A size that is new while there is load: what it would be without.
-            self._seen[size] = True
-            bases[size] = seconds - (max(0.0, log(self.ratio)) if self.ratio > 0.0 else 0.0)
-        far = seconds - bases[size]
+            base = seconds - (max(0.0, log(self.ratio)) if self.ratio > 0.0 else 0.0)
+        far = seconds - base
         sent_at = now - ttft_s
         if in_flight > self._min:
             self._crowded_at = now
         elif sent_at >= self._crowded_at:
-            bases[size] += LEARNS * (min(far, FAR) if far > 0.0 else 3.0 * max(far, -FAR))
-        self.baseline_s = exp(bases[size])
+            base += LEARNS * (min(far, FAR) if far > 0.0 else 3.0 * max(far, -FAR))
+        self._bases[size] = base
+        self.baseline_s = exp(base)
         if sent_at >= self._changed_at and len(self._ratios) < MAX_SAMPLES:
             if not self._ratios:
                 self._waits_since = now
             self._ratios.append(far)
-            self._sized[size] = True
+            self._sized.add(size)
 
     def pushed_back(self, now: float) -> None:
         """It said that it is full. Of many that say so at once, one counts."""
@@ -162,9 +165,8 @@ class Limiter:
         ratios = sorted(self._ratios)
         over = ratios[len(ratios) // 2]
         if over < 0.0:
-            for size in range(BUCKETS):
-                if self._sized[size]:
-                    self._bases[size] += DOWN * over
+            for size in self._sized:
+                self._bases[size] += DOWN * over
         self.ratio = exp(over)
         self._forget()
         return over
@@ -172,7 +174,8 @@ class Limiter:
     def _forget(self) -> None:
         self._ratios = []
         self._waits_since = inf
-        self._sized = [False] * BUCKETS
+        self._sized.clear()
+        self.heard = False
 
     def _cut(self, to: float, ceiling: float, now: float) -> None:
         to = max(self._min, to)

@@ -273,7 +273,10 @@ class ServiceState:
         """Takes the classes of the policy (`any_class`: it has some), after `use`: who may run, and where the limits
         are. A gate that is no more keeps whoever waits: `Gate.abandon`."""
         policy = self.policy.admission
-        if policy.mode == "off" or (policy.mode == "auto" and not any_class):
+        off = policy.mode == "off" or (policy.mode == "auto" and not any_class)
+        if off and self.gate is None:
+            return  # as it was, and nodes that are new have no limit
+        if off:
             self.gate = None
         elif self.gate is None:
             self.gate = Gate(policy, classes, now)
@@ -325,8 +328,9 @@ class ServiceState:
                 moved.append(closed)
         if self.gate is not None:
             for each in self.nodes.values():
-                if each.limiter is not None:
-                    each.limiter.tick(each.waiting, each.in_flight, now)
+                limiter = each.limiter
+                if limiter is not None and (each.in_flight or limiter.heard):
+                    limiter.tick(each.waiting, each.in_flight, now)
                 self._limit(each, now)
         detection = self.detection
         if detection is None:
