@@ -60,10 +60,13 @@ from sidecar.policy.schema import Admission
 MAX_TOLD: Final = 64  # turned away in one call: the event loop has other things to do as well
 POLL_S: Final = 0.05  # room comes back without a word, too: a limit grows, a breaker closes
 HOLD_S: Final = 5.0  # a Retry-After that ends within it is waited for
+MOST: Final = 0.5  # of its SLA, that a class reckons with for its first token: else a slow one refused it for ever
+FADE_S: Final = 1.0  # how often what nobody has seen again is believed less
 RETRY_LEAST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0
 RETRY_UNKNOWN_S: Final = 5.0  # while nobody has left yet
 EVICTED_RETRY_S: Final = 1.0
+SPARED: Final = 0.5  # of an SLA, for the first token at most: refused for its times, a class would never hear of better
 _WHOLE: Final = 1.0 - 1e-9  # a turn: twenty times a twentieth must make one
 
 _OVERLOADED: Final = Reason.OVERLOADED
@@ -90,6 +93,7 @@ class Gate:
 
     __slots__ = (
         "_credit",
+        "_fades_at",
         "_lanes",
         "_leaving",
         "_number",
@@ -120,6 +124,7 @@ class Gate:
         """Out of the queue, and not told yet."""
         self._owed: deque[Ticket] = deque()
         """They have their turn, and `take` is to give them out: a reload ended their waiting."""
+        self._fades_at = -inf
         self._number = 0
         self._stirred = False
         self._credit = 0.0
@@ -196,6 +201,10 @@ class Gate:
     def turned_away(self, now: float) -> list[tuple[Ticket, TurnedAway]]:
         """Who shall wait no longer, and who of those that run shall go; a part of them, if they are many."""
         self._lanes.sort(now)
+        if now >= self._fades_at:
+            self._fades_at = now + FADE_S
+            for standing in self._lanes.standings:
+                standing.usual.fade(now)
         for lane in list(self._lanes.busy):
             for group in lane.groups:
                 while (head := group.head) is not None and now >= self._ends_at(group, head):
@@ -223,7 +232,7 @@ class Gate:
             standing.evictable.pop(ticket.number, None)
         if ticket.streams:
             if ticket.state >= RUNNING and ticket.state != OUT:
-                standing.usual.add(now - ticket.started_at)
+                standing.usual.add(now - ticket.started_at, now)
             if now - ticket.arrived_at <= ticket.qos.sla_s:
                 standing.met += 1
             else:
@@ -542,13 +551,13 @@ class Gate:
         """When its waiting ends without a turn."""
         at = ticket.queued_at + group.qos.max_wait_s
         if group.qos.late_reject:
-            usual_s = group.standing.usual.likely_s if ticket.streams else 0.0
+            usual_s = min(group.standing.usual.likely_s, SPARED * group.qos.sla_s) if ticket.streams else 0.0
             at = min(at, ticket.arrived_at + group.qos.sla_s - usual_s)
         return at
 
     def _warned_at(self, group: Group, ticket: Ticket) -> float:
         """When it is in the warning zone of its class."""
-        usual_s = group.standing.usual.careful_s if ticket.streams else 0.0
+        usual_s = min(group.standing.usual.careful_s, SPARED * group.qos.sla_s) if ticket.streams else 0.0
         return ticket.arrived_at + self._warning_ratio * group.qos.sla_s - usual_s
 
     def _warned(self, lane: Lane, now: float) -> bool:

@@ -434,6 +434,21 @@ def test_who_would_be_late_by_the_pace_is_refused_at_once() -> None:
     assert world.enter(world.ticket("late", "new")) is False  # before it only one of each tenant
 
 
+def test_a_class_whose_first_tokens_were_slow_once_still_gets_turns() -> None:
+    """It would see for ever what it saw when it last had one."""
+    world = World(1, policies=(LATE, BATCH))
+    running = full(world, "late")
+    world.now += 20.0
+    world.gate.spoke(running[0], world.now)
+    world.come("batch", "b")
+    world.serve(running)
+    ticket = world.ticket("late", "a")
+    assert world.enter(ticket) is False
+    world.now += 0.45
+    assert world.away() == []
+    assert world.serve(running) == [ticket]
+
+
 def test_a_class_that_is_always_late_still_runs_where_there_is_room() -> None:
     world = World(1, policies=(LATE,))
     for _ in range(20):
@@ -443,6 +458,28 @@ def test_a_class_that_is_always_late_still_runs_where_there_is_room() -> None:
         world.gate.spoke(ticket, world.now)
         world.leave(ticket)
     assert world.gate.view(world.now).classes[0].missed == 20
+
+
+def test_a_class_that_was_always_late_gets_turns_beside_those_who_wait_and_hears_that_it_is_not_any_more() -> None:
+    """Refused for what its first tokens took while an engine was choked, it would be refused for ever."""
+    world = World(1, policies=(LATE, BATCH))
+    running = []
+    for _ in range(20):
+        running.append(world.come("late"))
+        world.now += 5.0
+        world.gate.spoke(running[0], world.now)
+        world.leave(running.pop())
+    running = full(world, "batch")
+    served = 0
+    for _ in range(50):
+        world.come("batch")
+        late = world.come("late")
+        world.now += 0.2
+        assert world.away() == []
+        served += world.serve(running)[0] is late
+        world.now += 0.1
+        world.gate.spoke(late, world.now)
+    assert served == 50
 
 
 def test_beside_a_class_in_its_zone_the_preemptible_get_no_turn() -> None:
