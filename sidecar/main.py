@@ -131,6 +131,16 @@ class Running:
                 self.descriptors.drain()
         self.stopping.set()
 
+    @property
+    def live(self) -> int:
+        """Requests under way."""
+        return self.pipeline.live
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self.phase is Phase.DRAINING and not self.pipeline.live and (self.pipeline.draining or not self.relays)
+
     def override(self, scope: Scope, key: str, action: Action, by: str, for_s: float) -> bool:
         """Obey an operator, and tell all sidecars; False: nobody knows `key`."""
         moved = self.fleet.override(scope, key, action, self.now(), by, for_s)
@@ -422,8 +432,15 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
                         where = settings.admin
-                        admin = serve_admin(running, where.host, where.port, socket_path=where.path)
+                        elsewhere = _orders_elsewhere(settings)
+                        admin = serve_admin(
+                            running, where.host, where.port, socket_path=where.path, elsewhere=elsewhere
+                        )
                         running.admin_port = await stack.enter_async_context(admin)
+                    if settings.operators is not None:
+                        # In a pod the engine waits at it for our drain, as another user: the folder is the permission.
+                        orders = serve_admin(running, "", 0, socket_path=settings.operators.path, mode=0o666)
+                        await stack.enter_async_context(orders)
                     if settings.control is not None:
                         await stack.enter_async_context(_control(running, settings, tasks))
                     if settings.xds is not None:
@@ -440,6 +457,13 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                     task.cancel()
     if failure is not None:
         raise failure
+
+
+def _orders_elsewhere(settings: Settings) -> str:
+    """What the admin port says to orders; empty where it takes them."""
+    if settings.operators is not None:
+        return f"orders are taken at {settings.operators} alone"
+    return "" if settings.orders else "no orders are taken (--operators off)"
 
 
 def _door(where: Listen, settings: Settings) -> Door:

@@ -121,6 +121,13 @@ class Health(msgspec.Struct, frozen=True):
     parts: dict[str, Part] = {}
 
 
+class Drained(msgspec.Struct, frozen=True):
+    """`GET /drained`."""
+
+    drained: bool = False
+    live: int = 0
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     """The inside of an error answer."""
 
@@ -140,7 +147,11 @@ class Unanswered(Exception):
 def ask(arguments: argparse.Namespace) -> int:
     """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for a bad address."""
     address = admin_address(arguments.admin, os.environ)
+    if arguments.query == "drain":
+        return _drain(address, arguments)
     method, path = "GET", _PAGES.get(arguments.query, "")
+    if arguments.query == "status" and arguments.live:
+        path = "/livez"
     if arguments.query == "override":
         method, path = "POST", _order(arguments)
     try:
@@ -150,6 +161,8 @@ def ask(arguments: argparse.Namespace) -> int:
             raise Unanswered(refusal(status, body))
         if arguments.json:
             print(msgspec.json.format(body, indent=2).decode())
+        elif path == "/livez":
+            print("live")
         else:
             _show(arguments.query, body)
     except (Unanswered, msgspec.DecodeError) as exc:
@@ -160,7 +173,11 @@ def ask(arguments: argparse.Namespace) -> int:
 
 
 def admin_address(flag: str | None, environ: Mapping[str, str]) -> Listen:
-    """Where to ask: the flag, else `SIDECAR_ADMIN`, else the default. UsageError where nobody can be asked."""
+    """Where to ask: the flag, else the socket of `SIDECAR_OPERATORS`, which takes orders, too, else `SIDECAR_ADMIN`,
+    else the default. UsageError where nobody can be asked."""
+    operators = environ.get("SIDECAR_OPERATORS", "")
+    if flag is None and operators.startswith("unix:"):
+        return parse_listen(operators, "SIDECAR_OPERATORS")
     source = "--admin" if flag is not None else "SIDECAR_ADMIN"
     text = flag if flag is not None else environ.get(source) or DEFAULT_ADMIN
     if text == "off":
@@ -172,21 +189,22 @@ def admin_address(flag: str | None, environ: Mapping[str, str]) -> Listen:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
+        self._timeout_s = timeout_s
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
+        self.sock.settimeout(self._timeout_s)
         self.sock.connect(self._path)
 
 
-def connection_to(address: Listen) -> http.client.HTTPConnection:
-    """A connection that is not made yet; it waits `TIMEOUT_S` for whatever is asked of it."""
+def connection_to(address: Listen, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
+    """A connection that is not made yet; it waits so long for whatever is asked of it."""
     if address.path:
-        return _UnixConnection(address.path)
-    return http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
+        return _UnixConnection(address.path, timeout_s)
+    return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
 
 
 @contextlib.contextmanager
@@ -200,9 +218,11 @@ def answering() -> Iterator[None]:
         raise Unanswered("what answers there does not speak HTTP") from exc
 
 
-def exchange(address: Listen, method: str, path: str, told: bytes | None = None) -> tuple[int, bytes]:
+def exchange(
+    address: Listen, method: str, path: str, told: bytes | None = None, timeout_s: float = TIMEOUT_S
+) -> tuple[int, bytes]:
     """Asks once, with `told` as JSON: the status and the body. Unanswered where there is none, or one too long."""
-    connection = connection_to(address)
+    connection = connection_to(address, timeout_s)
     try:
         with answering():
             connection.request(method, path, told, {"accept": "application/json", "content-type": "application/json"})
@@ -222,6 +242,35 @@ def refusal(status: int, body: bytes) -> str:
     except msgspec.DecodeError:
         words = ""
     return f"refused with {status}: {printable(words)}" if words else f"refused with {status}"
+
+
+def _drain(address: Listen, arguments: argparse.Namespace) -> int:
+    """Has a sidecar drain, and waits until it has, or is gone. UsageError for a time that means nothing."""
+    try:
+        wait_s = parse_span(arguments.wait) if arguments.wait is not None else 0.0
+    except ValueError as exc:
+        raise UsageError(f"--wait: {exc}") from exc
+    drained = Drained()
+    try:
+        status, body = exchange(address, "POST", "/drain")
+        if status != 202:
+            raise Unanswered(refusal(status, body))
+    except Unanswered as exc:
+        print(f"sidecar: {address}: {exc}", file=sys.stderr)
+        return FAILED
+    if wait_s:
+        try:
+            status, body = exchange(address, "GET", f"/drained?wait={wait_s:.3f}s", timeout_s=wait_s + TIMEOUT_S)
+            drained = msgspec.json.decode(body, type=Drained)
+        except (Unanswered, msgspec.DecodeError):
+            drained = Drained(drained=True)  # it said that it drains, and is gone
+    if arguments.json:
+        print(msgspec.json.encode(drained).decode())
+    elif not wait_s:
+        print("draining")
+    else:
+        print("drained" if drained.drained else f"{drained.live} requests are still under way")
+    return OK if drained.drained or not wait_s else FAILED
 
 
 def _order(arguments: argparse.Namespace) -> str:

@@ -68,10 +68,12 @@ class Listen(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as it was told to be.
 
-    `admin` None: no admin listener. `control` None: no descriptor stream; its certificate and key go together, its
-    authority asks clients for theirs, and its token, or the file that holds it, is what writers bring (`control.door`).
-    `xds` None: Envoys are told nothing; it has the descriptor stream's certificates. `xds_listener`: where Envoys are
-    told to listen. `relay` False: no traffic is taken, as in `sidecar xds`.
+    `admin` None: no admin listener. `operators`: a unix socket on which orders are given, and then on no other; None:
+    on the admin port, from this machine, or, without `orders`, nowhere. `control` None: no descriptor stream; its
+    certificate and key go together, its authority asks clients for theirs, and its token, or the file that holds it, is
+    what writers bring (`control.door`). `xds` None: Envoys are told nothing; it has the descriptor stream's
+    certificates. `xds_listener`: where Envoys are told to listen. `relay` False: no traffic is taken, as in `sidecar
+    xds`.
     `policy` None: `upstreams` alone make one service `default`. `drain_s`: how long live streams may go on after
     SIGTERM; 0 cuts them at once. `settle_s`: how long new requests are still taken after readiness turned false; 0 is
     for where nobody watches it. `trusted`: the listener's peers are ours, so their `x-sidecar-*` headers are believed.
@@ -86,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     listen: Listen = Listen("127.0.0.1", 9400)
     admin: Listen | None = Listen("127.0.0.1", 9401)
+    operators: Listen | None = None
+    orders: bool = True
     control: Listen | None = Listen("127.0.0.1", 9402)
     control_tls_cert: Path | None = None
     control_tls_key: Path | None = None
@@ -141,6 +145,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     operation = parser.add_argument_group("operation")
     operation.add_argument(
         "--admin", metavar="HOST:PORT|off", help=f"health, metrics, breakers (default {DEFAULT_ADMIN}); or unix:///path"
+    )
+    operation.add_argument(
+        "--operators",
+        metavar="loopback|off|unix:///PATH",
+        help="where orders are taken (drain, breakers, routes): on the admin port from this machine (the default), on a"
+        " unix socket alone, or nowhere",
     )
     control = parser.add_argument_group("the descriptor stream")
     control.add_argument(
@@ -246,9 +256,12 @@ class _Reader:
         if xds is None and not self._relay:
             raise UsageError("without --xds there is nothing that `sidecar xds` could do")
         redis, note = self._redis()
+        operators, orders = self._operators()
         return Settings(
             listen=listen,
             admin=self._admin(),
+            operators=operators,
+            orders=orders,
             control=self._control(),
             control_tls_cert=control_cert,
             control_tls_key=control_key,
@@ -328,6 +341,15 @@ class _Reader:
         if not (token.isascii() and token.isprintable()):
             raise UsageError(f"{name} has characters that no header can carry: letters, digits and signs of ASCII only")
         return token, path
+
+    def _operators(self) -> tuple[Listen | None, bool]:
+        value, source = self._text("operators")
+        if value in (None, "loopback", "off"):
+            return None, value != "off"
+        where = parse_listen(value, source) if value.startswith("unix:") else None
+        if where is None:
+            raise UsageError(f'{source}: "{value}" is neither loopback, off nor unix:///path')
+        return where, True
 
     def _cache_salt_key(self) -> str:
         """From the environment alone: a flag would show it to all who list processes."""

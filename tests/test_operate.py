@@ -396,3 +396,40 @@ def test_only_what_a_terminal_would_act_on_is_escaped() -> None:
 def test_ask_is_the_whole_of_the_verbs(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     assert operate.ask(argparse.Namespace(query="breakers", admin=admin.address, json=False)) == 0
     assert len(lines(capsys)) == 1
+
+
+def test_a_drain_is_asked_for_and_waited_for(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says({"draining": True}, 202)
+    assert main(["drain", "--admin", admin.address]) == 0
+    assert lines(capsys) == ["draining"]
+    admin.says({"drained": False, "live": 2}, 202)
+    assert main(["drain", "--wait", "2s", "--admin", admin.address]) == 1
+    assert lines(capsys) == ["2 requests are still under way"]
+    admin.says({"drained": True, "live": 0}, 202)
+    assert main(["drain", "--wait", "2s", "--json", "--admin", admin.address]) == 0
+    assert json.loads(lines(capsys)[0]) == {"drained": True, "live": 0}
+    assert admin.seen[-2:] == [("POST", "/drain"), ("GET", "/drained?wait=2.000s")]
+
+
+def test_a_sidecar_that_is_gone_after_it_was_told_has_drained(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says(b"", 202)
+    assert main(["drain", "--wait", "1s", "--admin", admin.address]) == 0
+    assert lines(capsys) == ["drained"]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--wait", "soon"], 2), ([], 1)])
+def test_a_drain_that_cannot_be(arguments: list[str], code: int, tmp_path: Path) -> None:
+    assert main(["drain", *arguments, "--admin", f"unix://{tmp_path}/none.sock"]) == code
+
+
+def test_whether_it_lives_is_all_that_a_health_check_asks(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    admin.says({"live": True})
+    assert main(["status", "--live", "--admin", admin.address]) == 0
+    assert lines(capsys) == ["live"] and admin.seen == [("GET", "/livez")]
+
+
+def test_who_has_a_socket_for_orders_is_asked_there() -> None:
+    environ = {"SIDECAR_OPERATORS": "unix:///run/x/admin.sock", "SIDECAR_ADMIN": ":9401"}
+    assert operate.admin_address(None, environ) == Listen("", 0, "/run/x/admin.sock")
+    assert operate.admin_address("127.0.0.1:9", environ) == Listen("127.0.0.1", 9)
+    assert operate.admin_address(None, environ | {"SIDECAR_OPERATORS": "loopback"}).port == 9401

@@ -4,6 +4,7 @@ Looking is for everybody who reaches the port; changing (`POST`) is for operator
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -28,6 +29,12 @@ from sidecar.admin.quotas import QuotaPages
 from sidecar.admin.ready import readiness
 from sidecar.admin.routes import RoutePages
 from sidecar.core.breaker import Scope
+from sidecar.policy.duration import parse_seconds
+
+POLL_S = 0.1
+"""How often those who wait for the end of a drain look."""
+
+MOST_WAIT_S = 3600.0
 
 STOP_S = 1.0
 """How long a page under way may take when the server stops: all but the metrics take a few milliseconds."""
@@ -41,18 +48,21 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class AdminServer:
     """The admin pages on a socket, while the context lasts; entering it gives the port (0 on a unix socket)."""
 
-    def __init__(self, facts: Facts, host: str, port: int, socket_path: str) -> None:
+    def __init__(self, facts: Facts, host: str, port: int, socket_path: str, mode: int, elsewhere: str) -> None:
         self._host = host
         self._port = port
         self._socket_path = socket_path
-        self._runner = web.AppRunner(application(facts), access_log=None, handle_signals=False, shutdown_timeout=STOP_S)
+        self._mode = mode
+        self._runner = web.AppRunner(
+            application(facts, elsewhere), access_log=None, handle_signals=False, shutdown_timeout=STOP_S
+        )
 
     async def __aenter__(self) -> int:
         """Listen. OSError if the address cannot be had."""
         await self._runner.setup()
         try:
             if self._socket_path:
-                place = await asyncio.to_thread(_listening_place, self._socket_path)
+                place = await asyncio.to_thread(_listening_place, self._socket_path, self._mode)
                 await web.SockSite(self._runner, place).start()
                 return 0
             tcp = web.TCPSite(self._runner, self._host, self._port)
@@ -71,15 +81,20 @@ class AdminServer:
             await asyncio.to_thread(Path(self._socket_path).unlink, missing_ok=True)
 
 
-def serve_admin(facts: Facts, host: str, port: int, *, socket_path: str = "") -> AdminServer:
-    """`async with serve_admin(facts, host, port) as bound_port`. Port 0 picks one; a `socket_path` replaces both."""
-    return AdminServer(facts, host, port, socket_path)
+def serve_admin(
+    facts: Facts, host: str, port: int, *, socket_path: str = "", mode: int = 0o600, elsewhere: str = ""
+) -> AdminServer:
+    """`async with serve_admin(facts, host, port) as bound_port`. Port 0 picks one; a `socket_path` replaces both.
+
+    `mode`: who may connect to the socket. `elsewhere`: orders are not taken here, and these words say where they are.
+    """
+    return AdminServer(facts, host, port, socket_path, mode, elsewhere)
 
 
-def application(facts: Facts) -> web.Application:
-    """The pages over `facts`."""
+def application(facts: Facts, elsewhere: str = "") -> web.Application:
+    """The pages over `facts`; with `elsewhere`, for looking alone."""
     pages = _Pages(facts)
-    app = web.Application(middlewares=[_errors_as_json])
+    app = web.Application(middlewares=[_errors_as_json, _only_looking(elsewhere)] if elsewhere else [_errors_as_json])
     app.router.add_get("/livez", pages.livez)
     app.router.add_get("/readyz", pages.readyz)
     app.router.add_get("/healthz", pages.healthz)
@@ -90,6 +105,7 @@ def application(facts: Facts) -> web.Application:
     app.router.add_get(r"/sessions/{id:(?s:.+)}", pages.sessions)
     app.router.add_get("/policy", pages.policy)
     app.router.add_post("/drain", pages.drain)
+    app.router.add_get("/drained", pages.drained)
     RoutePages(facts, _require_operator).register(app)
     ModelPages(facts, _require_operator).register(app)
     QuotaPages(facts).register(app)
@@ -159,9 +175,22 @@ class _Pages:
         self._facts.drain()
         return page({"draining": True}, 202)
 
+    async def drained(self, request: web.Request) -> web.Response:
+        """Whether the last reply has ended; asks that bring a `wait` wait for it. Polled, as the listener does."""
+        facts = self._facts
+        try:
+            wait_s = min(parse_seconds(request.query.get("wait", "1ms")), MOST_WAIT_S)
+        except ValueError as exc:
+            return error(400, f"wait: {exc}", "bad_wait")
+        for _ in range(math.ceil(wait_s / POLL_S)):
+            if facts.drained:
+                break
+            await asyncio.sleep(min(POLL_S, wait_s))
+        return page({"drained": facts.drained, "live": facts.live})
 
-def _listening_place(path: str) -> socket:
-    """A unix socket bound to `path`, for its owner alone: whoever may connect may open breakers.
+
+def _listening_place(path: str, mode: int) -> socket:
+    """A unix socket bound to `path`, for whom `mode` says: whoever may connect may open breakers.
 
     What a process that died left at `path` is replaced; OSError if a live one listens there, or it is no socket.
     """
@@ -176,10 +205,22 @@ def _listening_place(path: str) -> socket:
         if Path(path).is_socket():
             Path(path).unlink()
         place.bind(path)
+        if mode != 0o600:
+            Path(path).chmod(mode)  # the umask had its say at `bind`
     except BaseException:
         place.close()
         raise
     return place
+
+
+def _only_looking(elsewhere: str) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method not in ("GET", "HEAD", "OPTIONS"):
+            raise web.HTTPForbidden(text=elsewhere)
+        return await handler(request)
+
+    return refuse
 
 
 def _require_operator(request: web.Request) -> None:

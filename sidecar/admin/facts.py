@@ -201,5 +201,13 @@ class Facts(Protocol):
     def drain(self) -> None:
         """Begin to drain; again is harmless."""
 
+    @property
+    def live(self) -> int:
+        """Requests under way."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether it drains, takes nobody in any more, and the last reply has ended."""
+
     async def exposition(self) -> tuple[bytes, str]:
         """The metrics and their content type."""

@@ -265,6 +265,12 @@ class StillFacts:
     def updated(self, result: str) -> None:
         self.results.append(result)
 
+    live = 0
+
+    @property
+    def drained(self) -> bool:
+        return self.phase is Phase.DRAINING and not self.live
+
     def drain(self) -> None:
         self.drains += 1
         self.phase = Phase.DRAINING

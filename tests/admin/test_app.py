@@ -404,3 +404,40 @@ async def test_scopes_of_the_pages_are_those_of_the_breakers() -> None:
         for scope in Scope:
             code = (await admin.ask("POST", f"/breakers/{scope.value}/unknown/open")).error_code()
             assert code == "unknown_breaker"
+
+
+async def test_orders_are_taken_on_the_socket_alone_where_there_is_one(tmp_path: Path) -> None:
+    facts = StillFacts(snapshot(service(A)))
+    path = str(tmp_path / "orders.sock")
+    said = f"orders are taken at unix://{path} alone"
+    async with (
+        serve_admin(facts, "127.0.0.1", 0, elsewhere=said) as port,
+        serve_admin(facts, "", 0, socket_path=path, mode=0o666),
+        aiohttp.ClientSession() as client,
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as near,
+    ):
+        looking = Door(facts, port, client)
+        for order in ("/drain", f"/breakers/node/{A}/open", "/routes/chat", "/models/chat"):
+            answer = await looking.ask("POST", order)
+            assert (answer.status, answer.error_code()) == (403, "forbidden") and said.encode() in answer.body
+        assert facts.phase is not Phase.DRAINING
+        assert (await looking.ask("GET", "/breakers")).status == 200
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o666
+        async with near.post("http://localhost/drain") as taken:
+            assert taken.status == 202
+
+
+async def test_who_waits_for_the_end_of_a_drain_hears_of_it() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.live = 1
+    async with door(facts) as admin:
+        at_once = await admin.ask("GET", "/drained")
+        assert at_once.json() == {"drained": False, "live": 1}
+        facts.phase = Phase.DRAINING
+        waiting = asyncio.ensure_future(admin.ask("GET", "/drained?wait=5s"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        facts.live = 0
+        assert (await waiting).json() == {"drained": True, "live": 0}
+        wrong = await admin.ask("GET", "/drained?wait=soon")
+        assert (wrong.status, wrong.error_code()) == (400, "bad_wait")
