@@ -66,7 +66,6 @@ RETRY_LEAST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0
 RETRY_UNKNOWN_S: Final = 5.0  # while nobody has left yet
 EVICTED_RETRY_S: Final = 1.0
-SPARED: Final = 0.5  # of an SLA, for the first token at most: refused for its times, a class would never hear of better
 _WHOLE: Final = 1.0 - 1e-9  # a turn: twenty times a twentieth must make one
 
 _OVERLOADED: Final = Reason.OVERLOADED
@@ -551,13 +550,13 @@ class Gate:
         """When its waiting ends without a turn."""
         at = ticket.queued_at + group.qos.max_wait_s
         if group.qos.late_reject:
-            usual_s = min(group.standing.usual.likely_s, SPARED * group.qos.sla_s) if ticket.streams else 0.0
+            usual_s = min(group.standing.usual.likely_s, MOST * group.qos.sla_s) if ticket.streams else 0.0
             at = min(at, ticket.arrived_at + group.qos.sla_s - usual_s)
         return at
 
     def _warned_at(self, group: Group, ticket: Ticket) -> float:
         """When it is in the warning zone of its class."""
-        usual_s = min(group.standing.usual.careful_s, SPARED * group.qos.sla_s) if ticket.streams else 0.0
+        usual_s = min(group.standing.usual.careful_s, MOST * group.qos.sla_s) if ticket.streams else 0.0
         return ticket.arrived_at + self._warning_ratio * group.qos.sla_s - usual_s
 
     def _warned(self, lane: Lane, now: float) -> bool:

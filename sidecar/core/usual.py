@@ -12,13 +12,14 @@ from sidecar.core.sketch import BUCKETS, bucket_of, seconds_in
 KEPT: Final = 200.0  # the older half of so many counts half: at 1 request/s the last minutes, at 100 the last seconds
 EVERY: Final = 8  # new ones after which the quantiles are read again
 LIKELY: Final = 0.5  # late is only who would be late even so
+FADES_S: Final = 10.0  # without any, after which half of what is reckoned with is left
 CAREFUL: Final = 0.9  # who promises reckons with a slow one
 
 
 class Usual:
     """Quantiles of recent times, in seconds; 0.0 while there are none."""
 
-    __slots__ = ("_counts", "_fresh", "_total", "careful_s", "likely_s", "seen")
+    __slots__ = ("_counts", "_faded_at", "_fresh", "_total", "careful_s", "likely_s", "seen")
 
     def __init__(self) -> None:
         self.likely_s = 0.0
@@ -27,9 +28,11 @@ class Usual:
         self._counts = [0.0] * BUCKETS
         self._total = 0.0
         self._fresh = 0
+        self._faded_at = 0.0
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, now: float) -> None:
         """One more."""
+        self._faded_at = now
         self._counts[bucket_of(seconds)] += 1.0
         self._total += 1.0
         self.seen += 1
@@ -37,6 +40,13 @@ class Usual:
         if self._fresh >= EVERY or self.seen < EVERY:
             self._fresh = 0
             self._read()
+
+    def fade(self, now: float) -> None:
+        """Believes old figures less: who is refused for being slow has no chance to be faster."""
+        if now - self._faded_at >= FADES_S:
+            self._faded_at = now
+            self.likely_s *= 0.5
+            self.careful_s *= 0.5
 
     def _read(self) -> None:
         counts = self._counts

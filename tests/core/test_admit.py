@@ -436,15 +436,15 @@ def test_who_would_be_late_by_the_pace_is_refused_at_once() -> None:
 
 def test_a_class_whose_first_tokens_were_slow_once_still_gets_turns() -> None:
     """It would see for ever what it saw when it last had one."""
-    world = World(1, policies=(LATE, BATCH))
+    world = World(1, policies=(LATE, replace(TEXT, priority=3)))
     running = full(world, "late")
     world.now += 20.0
     world.gate.spoke(running[0], world.now)
-    world.come("batch", "b")
+    world.come("text", "b")
     world.serve(running)
     ticket = world.ticket("late", "a")
     assert world.enter(ticket) is False
-    world.now += 0.45
+    world.now += 0.25
     assert world.away() == []
     assert world.serve(running) == [ticket]
 
