@@ -71,6 +71,7 @@ class WindowTold(msgspec.Struct, frozen=True):
     left: int = 0
     held: int = 0
     owed: int = 0
+    refused: int = 0
     room_s: float | None = None
 
 
@@ -82,6 +83,7 @@ class SlotsTold(msgspec.Struct, frozen=True):
     may_be_here: int = 0
     in_use: int = 0
     age_s: float | None = None
+    refused: int = 0
 
 
 class BudgetTold(msgspec.Struct, frozen=True):
@@ -202,7 +204,7 @@ def _print_budgets(budgets: list[BudgetTold], *, named: bool) -> None:
     rows = []
     for budget in budgets:
         mode = budget.mode
-        for place, window in enumerate(budget.windows):
+        for window in budget.windows:
             row = (
                 budget.quota,
                 window.window,
@@ -213,7 +215,7 @@ def _print_budgets(budgets: list[BudgetTold], *, named: bool) -> None:
                 str(window.held),
                 str(budget.reserved) if window.window.startswith("tokens") else "",
                 str(window.owed),
-                str(budget.refused) if place == 0 else "",
+                str(window.refused),
                 mode,
             )
             rows.append((budget.tenant, *row) if named else row)
@@ -230,7 +232,7 @@ def _print_budgets(budgets: list[BudgetTold], *, named: bool) -> None:
                 str(slots.may_be_here),
                 str(slots.here),
                 "",
-                "" if budget.windows else str(budget.refused),
+                str(slots.refused),
                 mode,
             )
             rows.append((budget.tenant, *row) if named else row)

@@ -156,7 +156,7 @@ def call_of(draw: ledgers.Draw, observer: str, server_us: Callable[[float], int]
                 want=portion.want,
                 give_back=portion.back,
                 least=portion.least,
-                give_back_us=server_us(portion.back_at) if portion.back else 0,
+                give_back_us=server_us(portion.back_at) if portion.back_at else 0,
             )
             for portion in draw.portions
         ),

@@ -10,8 +10,17 @@ from tests.test_operate import Admin, admin
 
 __all__ = ["admin"]
 
-WINDOW = {"window": "tokens per minute", "limit": 1000, "used": 990, "age_s": 0.25, "left": 10, "held": 5, "owed": 0}
-SLOTS = {"limit": 4, "here": 1, "may_be_here": 2, "in_use": 3, "age_s": 0.25}
+WINDOW = {
+    "window": "tokens per minute",
+    "limit": 1000,
+    "used": 990,
+    "age_s": 0.25,
+    "left": 10,
+    "held": 5,
+    "owed": 0,
+    "refused": 7,
+}
+SLOTS = {"limit": 4, "here": 1, "may_be_here": 2, "in_use": 3, "age_s": 0.25, "refused": 2}
 BUDGET = {"tenant": "ann", "quota": "free", "mode": "enforce", "windows": [WINDOW], "reserved": 300, "refused": 7}
 SHOWN = {"tenant": "ann", "log": "up", "members": 3, "seen": True, "budgets": [BUDGET | {"slots": SLOTS}]}
 QUOTA = {"quota": {"name": "free", "tenant": "*", "tokens_per_minute": 1000}, "counts": {"refused": {"a": 3, "b": 4}}}
@@ -34,7 +43,7 @@ def test_a_tenants_windows_are_a_table(admin: Admin, capsys: pytest.CaptureFixtu
     assert told.splitlines()[0] == "ann: log up, 3 sidecars"
     assert rows(told)[2:] == [
         ["free", "tokens", "per", "minute", "1000", "990", "10", "0.2s", "5", "300", "0", "7", "enforce"],
-        ["free", "at", "a", "time", "4", "3", "1", "0.2s", "2", "1", "-", "-", "enforce"],
+        ["free", "at", "a", "time", "4", "3", "1", "0.2s", "2", "1", "-", "2", "enforce"],
     ]
 
 

@@ -42,7 +42,8 @@ class WindowLine(msgspec.Struct, frozen=True):
 
     `age_s` null: it was not asked yet, and `used` is what this sidecar used. `left` takes off what this sidecar owes
     and what the others will have used since. `held`: drawn and not used here; `owed`: used here and not told yet.
-    `room_s`: seconds until what was last wanted fits, null: it did. `used_here`: in the span.
+    `room_s`: seconds until what was last wanted fits, null: it did. `used_here`: in the span. `refused`: requests that
+    found too little here, so far; in shadow mode those that would have been refused.
     """
 
     window: str
@@ -54,23 +55,27 @@ class WindowLine(msgspec.Struct, frozen=True):
     owed: int
     used_here: int
     room_s: float | None
+    refused: int
 
 
 class SlotsLine(msgspec.Struct, frozen=True):
-    """Requests under way: here, those that may be here, and all there may be and are, as of `age_s` seconds ago."""
+    """Requests under way: here, those that may be here, and all there may be and are, as of `age_s` seconds ago.
+
+    `refused`: as in windows, and those that were because the log was away.
+    """
 
     limit: int
     here: int
     may_be_here: int
     in_use: int
     age_s: float | None
+    refused: int
 
 
 class BudgetLine(msgspec.Struct, frozen=True):
     """One quota for one tenant. `seen` false: this sidecar has had no request of the tenant's that it fits.
 
-    `reserved`: tokens that requests under way here hold; `refused`: requests here so far, in shadow mode those that
-    would have been.
+    `reserved`: tokens that requests under way here hold; `refused`: here so far, by all windows and slots together.
     """
 
     tenant: str
@@ -182,7 +187,7 @@ def _budget(quota: Quota, budget: Budget | None, name: str, now: float) -> Budge
         windows=_unused(quota) if budget is None else [_window(meter, now) for meter in budget.meters],
         slots=_slots(quota, budget, now),
         reserved=0 if budget is None else budget.reserved,
-        refused=0 if budget is None else budget.refused,
+        refused=0 if budget is None else budget.refused + sum(meter.refused for meter in budget.meters),
     )
 
 
@@ -199,12 +204,13 @@ def _window(meter: Meter, now: float) -> WindowLine:
         owed=meter.debt + meter.told,
         used_here=meter.own,
         room_s=round(meter.retry_at - now, 3) if meter.retry_at > now else None,
+        refused=meter.refused,
     )
 
 
 def _unused(quota: Quota) -> list[WindowLine]:
     return [
-        WindowLine(word.replace("_", " "), limit, 0, None, limit, 0, 0, 0, None)
+        WindowLine(word.replace("_", " "), limit, 0, None, limit, 0, 0, 0, None, 0)
         for word, limit in (
             ("tokens_per_minute", quota.tokens_per_minute),
             ("tokens_per_day", quota.tokens_per_day),
@@ -219,9 +225,9 @@ def _slots(quota: Quota, budget: Budget | None, now: float) -> SlotsLine | None:
     if quota.concurrency is None:
         return None
     if budget is None:
-        return SlotsLine(quota.concurrency, 0, 0, 0, None)
+        return SlotsLine(quota.concurrency, 0, 0, 0, None, 0)
     age_s = round(now - budget.slots_at, 3) if budget.slots_at > NEVER else None
-    return SlotsLine(quota.concurrency, budget.in_flight, budget.slots, budget.slots_in_use, age_s)
+    return SlotsLine(quota.concurrency, budget.in_flight, budget.slots, budget.slots_in_use, age_s, budget.refused)
 
 
 def _counts(counts: Counts) -> CountsLine:

@@ -65,6 +65,7 @@ class Meter:
         "others",
         "own",
         "pace",
+        "refused",
         "retry_at",
         "since_loss",
         "span_s",
@@ -92,6 +93,8 @@ class Meter:
         """What was held in vain, to be told."""
         self.least = 0
         """The smallest that was refused here since the last draw, 0: nothing was."""
+        self.refused = 0
+        """Requests that found too little, here, so far."""
         self.used = 0
         """By all sidecars in the window, at `answered_at`."""
         self.answered_at = NEVER
@@ -259,19 +262,19 @@ class Meter:
         return self.told
 
     def returns(self, now: float) -> tuple[int, float]:
-        """How much is given back now, and by when all of that had been drawn (rule 5)."""
+        """How much is given back now, and by when all of that had been drawn (rule 5), 0: by now."""
         if self.spare:
             spare = self.spare
             self.spare = 0
-            return spare, now
+            return spare, 0.0
         while self._backs:
             bucket = next(iter(self._backs))
             amount = self._backs.pop(bucket)
             self.back -= amount
-            at = min(now, (bucket + 1) * self._width_s + TOLD_S)
+            at = (bucket + 1) * self._width_s + TOLD_S
             if now - at < self.span_s:
-                return amount, at
-        return 0, now
+                return amount, at if at < now else 0.0
+        return 0, 0.0
 
     def answered(self, granted: int, used: int, wait_s: float, now: float) -> None:
         """The server granted this, and all sidecars together have `used` so much."""

@@ -467,9 +467,11 @@ class Ledger:
         counts = budget.rule.counts
         refused = counts.refused if budget.rule.enforced else counts.shadow_refused
         refused[word] = refused.get(word, 0) + 1
-        budget.refused += 1
         budget.used_at = now
+        if meter is None:
+            budget.refused += 1
         if meter is not None:
+            meter.refused += 1
             amount = tokens if meter.unit == TOKENS else 1
             if amount > meter.limit:
                 return

@@ -74,7 +74,10 @@ class Rule:
 
 
 class Portion:
-    """What a draw says of one window: what it owes, gives back (all of it drawn by `back_at`) and wants."""
+    """What a draw says of one window: what it owes, gives back and wants.
+
+    What it gives back was drawn by `back_at`, monotonic; 0: by now.
+    """
 
     __slots__ = ("back", "back_at", "least", "meter", "must", "want")
 
@@ -189,6 +192,7 @@ class Budget:
         """It is drawn for though there is nothing to say."""
         self.born_us = 0
         self.refused = 0
+        """Requests for which there was no slot here, or no log, so far; the windows count theirs."""
         self.reserved = 0
         """Tokens of those that are under way here."""
         self.stamp = 0

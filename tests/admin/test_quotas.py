@@ -59,8 +59,9 @@ async def test_a_tenant_is_told_with_what_all_sidecars_used() -> None:
         "owed": 0,
         "used_here": 300,
         "room_s": None,
+        "refused": 0,
     }
-    assert line["slots"] == {"limit": 2, "here": 1, "may_be_here": 1, "in_use": 1, "age_s": 0.5}
+    assert line["slots"] == {"limit": 2, "here": 1, "may_be_here": 1, "in_use": 1, "age_s": 0.5, "refused": 0}
 
 
 async def test_a_tenant_that_was_not_seen_is_told_what_would_hold_it_and_stays_unknown() -> None:

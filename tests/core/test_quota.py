@@ -180,7 +180,7 @@ def test_a_shadow_quota_counts_what_it_would_have_refused_and_refuses_nothing() 
     assert all(isinstance(each, Reservation) for each in held)
     counts = ledger.counts["q"]
     assert (counts.shadow_refused, counts.refused, counts.reserved_tokens) == ({"tokens per minute": 2}, {}, 900)
-    assert (ledger.counts["wide"].reserved_tokens, budgets[0].refused) == (1500, 2)
+    assert (ledger.counts["wide"].reserved_tokens, budgets[0].meters[0].refused) == (1500, 2)
 
 
 def test_a_request_holds_of_all_budgets_or_of_none() -> None:
