@@ -309,7 +309,7 @@ def table(runs: Sequence[Figures]) -> str:
                 f" | {waits.refused_max_ms} ms | {waits.admitted} | {waits.admitted_p50_ms} ms"
                 f" | {waits.admitted_p99_ms} ms | {waits.admitted_max_ms} ms |"
             )
-    lines += ["", *(f"{run.sidecars} sidecars: {run.calls_per_s} draws a second, {run.statuses}" for run in runs)]
+    lines += ["", *(f"Draws a second on {run.sidecars}: {run.calls_per_s}; answers: {run.statuses}" for run in runs)]
     return "\n".join(lines)
 
 
