@@ -19,6 +19,7 @@
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import itertools
 import json
@@ -260,7 +261,7 @@ HARD = {
     "combining marks": lambda: "e" + "\u0301" * (MEGABYTE // 2),
     "chinese, no stops": lambda: "没有空格的文字" * (MEGABYTE // 21),
     "spaces": lambda: " " * MEGABYTE,
-    "quotes": lambda: '"' * 390_000,
+    "quotes": lambda: '"' * 245_000,
     "4,000 messages": lambda: "",
 }
 EVERY_S = 0.001
@@ -268,21 +269,24 @@ EVERY_S = 0.001
 
 async def lag(path: Path, quick: bool) -> Figures:
     loop = asyncio.get_running_loop()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)  # as a sidecar does
     counter = await started(path)
     prompts = {name: chat(make()) for name, make in HARD.items()}
     prompts["4,000 messages"] = chat(*["a few words that were said " * 8] * 3900)
-    kinds: dict[str, list[float]] = {"idle": [], "burning": []}
+    kinds: dict[str, list[list[float]]] = {"idle": [], "burning": []}
     kinds |= {name: [] for name in prompts}
-    seconds = 0.5 if quick else 2.0
-    rounds = 2 if quick else 6
+    seconds = 0.5 if quick else 1.0
+    rounds = 2 if quick else 5
     for number in range(rounds):
-        kinds["idle"] += await late(loop, seconds)
+        kinds["idle"].append(await late(loop, seconds))
         burner = Burner()
-        kinds["burning"] += await late(loop, seconds)
+        kinds["burning"].append(await late(loop, seconds))
         burner.stop()
         for name, prompt in prompts.items():
             busy = asyncio.create_task(counting(counter, prompt, number))
-            kinds[name] += await late(loop, seconds)
+            kinds[name].append(await late(loop, seconds))
             busy.cancel()
             await asyncio.wait([busy])
             if not busy.cancelled():
@@ -290,15 +294,30 @@ async def lag(path: Path, quick: bool) -> Figures:
             while counter.pending_bytes:
                 await asyncio.sleep(0.01)
     counter.close()
-    return {name: spread(times) for name, times in kinds.items()}
+    return {name: worst(times) for name, times in kinds.items()}
+
+
+def worst(rounds: list[list[float]]) -> Figures:
+    """What the machine does to one round it does not do to most: the largest of each, and the median of those."""
+    largest = sorted(max(each) for each in rounds)
+    return {
+        **spread([each for times in rounds for each in times]),
+        "max_of_round_us": us(largest[len(largest) // 2]),
+        "rounds": len(rounds),
+    }
 
 
 async def counting(counter: Counter, prompt: bytes, number: int) -> None:
-    """One prompt after another, each as if it were new."""
+    """One prompt after another, each as if it were new.
+
+    With pauses of an eighth: a realtime thread that always runs is stopped by the kernel for 50 ms a second.
+    """
     while True:
         counter.prefixes.clear()
+        begun = time.perf_counter()
         counted = await count(counter, prompt)
         assert counted.how == "exact", (counted.how, number)
+        await asyncio.sleep((time.perf_counter() - begun) / 8)
 
 
 async def late(loop: asyncio.AbstractEventLoop, seconds: float) -> list[float]:
@@ -335,6 +354,7 @@ class Burner:
         data = bytes(8 << 20)
         while not self._over:
             hashlib.blake2b(data).digest()
+            time.sleep(0.001)
 
     def stop(self) -> None:
         self._over = True

@@ -29,7 +29,7 @@ PIECE_BYTES: Final = 32 * 1024
 MOST_BYTES: Final = 4 << 20
 """A million tokens of English: few models have a longer context. Finding where its values end takes 1 ms."""
 
-MOST_ESCAPES: Final = 400_000
+MOST_ESCAPES: Final = 250_000
 """Backslashes: each takes sixteen times as long as another byte."""
 
 BREATHE: Final = 200
