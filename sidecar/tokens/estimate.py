@@ -30,7 +30,7 @@ SAMPLE_STEP: Final = 64
 """Many short looks: text is more like its neighbours than like the rest."""
 
 CONST: Final = 0
-FEATURES: Final = (
+FEATURES: Final[tuple[bytes, ...]] = (
     b"a", b"r", b"s", b"p", b"0", b"A", b"c", b".", b"3", b"4", b"q", b"e",
     b"ps", b"aaaaaa", b"Ap", b"ea", b"pa", b"qa", b"sA", b"00", b"AA",
 )  # fmt: skip
@@ -38,12 +38,12 @@ FEATURES: Final = (
 
 WIDTH: Final = 22
 
-PRIOR: Final = (
+PRIOR: Final[tuple[float, ...]] = (
     8.0, 0.227, 0.381, 0.048, 0.148, 0.995, 0.486, 0.395, 0.995, -0.196, -0.37, 0.587, -0.092,
     1.767, -0.484, 1.727, 0.908, 0.953, 0.319, -0.36, -0.514, 0.087,
 )  # fmt: skip
 
-SCRIPTS: Final = ("latin", "code", "cjk", "other")
+SCRIPTS: Final[tuple[str, ...]] = ("latin", "code", "cjk", "other")
 
 START_SD: Final = 0.5
 """How far a weight may be from the prior's: tokens per occurrence."""
