@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines test-deploy bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-quotas bench-micro breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines test-deploy bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-quotas bench-micro bench-tokens breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -112,6 +112,9 @@ bench-qos: setup  ## who is served in time under overload, simulated, 10 minutes
 
 bench-quotas: setup  ## one budget on ten sidecars, their log killed, nine minutes; see QUOTAS, such as QUOTAS=--quick
 	$(BIN)/python -m bench.qos.quotas $(QUOTAS)
+
+bench-tokens: setup  ## counting prompts: the loop's lag, the cache, estimates' errors, 8 minutes; see TOKENS, such as TOKENS="--quick cache"
+	$(BIN)/python -m bench.qos.tokens $(TOKENS)
 
 # The clock is CPU time: neighbours on the machine cost less of it than of the wall's.
 bench-micro: setup  ## the request path's parts against their budgets in ns; see MICRO, such as MICRO=--benchmark-json=out.json
