@@ -33,6 +33,13 @@ KEPT: Final = 1 << 14
 """Keys that are remembered: of an endpoint it is asked at each change of its service's routes, and reading a URL takes
 ten times as long."""
 
+HOST_PORT_PATTERN = (
+    r"^unix:///([^\x00- \x7f]*[^\x00-/\x7f])$"
+    rf"|^https?://(\[[0-9A-Fa-f:.]+\]|{_BYTE}(\.{_BYTE}){{3}}|({_LABEL}\.)*[A-Za-z_]([A-Za-z0-9_-]{{0,61}}[A-Za-z0-9_])?\.?)"
+    rf"(:{_PORT})?/?$"
+)
+"""The same for Kubernetes, whose patterns have no look-ahead: the last label of a name begins with a letter, then."""
+
 # sun_path of Linux holds 108 bytes with its closing NUL.
 UNIX_PATH_MAX_BYTES = 107
 

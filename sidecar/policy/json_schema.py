@@ -3,23 +3,25 @@
 Generated from the same types that the loader walks, by our own walk: `msgspec.json.schema` cannot say that a duration
 is text. It accepts what `load` accepts and refuses what `load` refuses, but for what no schema can say: rules over
 several places (names, endpoints and issuers given once, fallbacks without loops, `open` within `open_max`, a first
-`concurrency` between `min` and `max`, parts for versions that exist), and what the pattern of a URL does not follow
+`concurrency` between `min` and `max`, parts for versions that exist, the rules between a custom resource's fields), and
+what the pattern of a URL does not follow
 (see `address.URL_PATTERN`).
 """
 
 import inspect as python
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import NODEFAULT, inspect
 
 from sidecar.policy.duration import LONG_PATTERN, PATTERN, SPAN_PATTERN
+from sidecar.policy.resources import LlmServiceDocument, MeshBreakerDocument, TokenQuota, TokenQuotaDocument
 from sidecar.policy.schema import (
     QUOTA_BOUNDS,
     Jwt,
     JwtProvider,
     LongSeconds,
-    MeshBreakerDocument,
     PolicyDocument,
     QosMatch,
     Quota,
@@ -29,6 +31,13 @@ from sidecar.policy.schema import (
     Span,
     encode_hook,
 )
+
+
+def _given(kind: type[msgspec.Struct], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each of `names` of a struct, as one that is given."""
+    keys = {known.name: known.encode_name for known in msgspec.structs.fields(kind)}
+    return [{"required": [keys[name]], "properties": {keys[name]: {"type": "integer"}}} for name in names]
+
 
 # Rules within one object that the types do not carry; `check` has them for the loader.
 _ALSO: dict[type, dict[str, Any]] = {
@@ -75,19 +84,21 @@ _ALSO: dict[type, dict[str, Any]] = {
             "anyOf": [{"required": [name], "properties": {name: {"minLength": 1}}} for name in ("header", "jwt_claim")]
         },
     },
-    Quota: {
-        "anyOf": [{"required": [name], "properties": {name: {"type": "integer"}}} for name in QUOTA_BOUNDS],
-    },
+    **{kind: {"anyOf": _given(kind, QUOTA_BOUNDS)} for kind in (Quota, TokenQuota)},
     Service: {
         "properties": {"split": {"not": {"minProperties": 1, "additionalProperties": {"const": 0}}}},
     },
 }
 
 
+DOCUMENTS = (PolicyDocument, MeshBreakerDocument, LlmServiceDocument, TokenQuotaDocument)
+"""Each kind of document."""
+
+
 def json_schema() -> dict[str, Any]:
     """A schema (draft 2020-12) of one document."""
     kinds: dict[str, Any] = {}
-    either = [_of(inspect.type_info(kind), kinds) for kind in (PolicyDocument, MeshBreakerDocument)]
+    either = [_of(inspect.type_info(kind), kinds) for kind in DOCUMENTS]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A policy document of llm-sidecar",
@@ -151,6 +162,8 @@ def _object(kind: inspect.StructType, kinds: dict[str, Any]) -> dict[str, Any]:
         elif known.default_factory is not NODEFAULT:
             field["default"] = known.default_factory()
         properties[known.encode_name] = field
+    for name in sorted(getattr(kind.cls, "ignored", ())):
+        properties[name] = {}
     described = {
         "type": "object",
         "description": (python.getdoc(kind.cls) or "").partition("\n\n")[0],

@@ -3,13 +3,15 @@
 1. A file may hold several documents; files are taken in the order given, and a later document may not redefine a name.
 2. All faults of all files are told together, up to `MAX_ERRORS`. A file whose syntax breaks off still has its first
    documents judged.
-3. A CircuitBreakerPolicy is the mesh's word on one scope, and holds for every service, over what the service says; its
-   fallback is for services that name none, unless it would lead back to them.
+3. A CircuitBreakerPolicy is the mesh's word on one scope, and holds for every service, or those that it names, over
+   what the service says; its fallback is for services that name none, unless it would lead back to them. An LLMService
+   is a service and a TokenQuota a quota, like any of a Policy (`custom`).
 4. A fallback that these files do not define is a warning and means none: the same object is handed to sidecars that
    know more services, and a policy that refuses to load serves nobody. A fallback to itself, or a loop, is a fault.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -19,22 +21,30 @@ from sidecar.policy.address import endpoint_key as endpoint_key
 from sidecar.policy.address import is_local
 from sidecar.policy.check import check_fallbacks, check_service, warnings_of
 from sidecar.policy.check_qos import check_class, check_identity, check_quota, qos_warnings_of
+from sidecar.policy.custom import (
+    check_breaker,
+    check_llm_service,
+    check_token_quota,
+    mesh_fallback,
+    quota_of,
+    service_of,
+    with_mesh,
+    with_mesh_fallbacks,
+)
 from sidecar.policy.document import Mapping as MapNode
 from sidecar.policy.document import Node, Scalar, documents
 from sidecar.policy.errors import Fault, Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
 from sidecar.policy.read import Reader, line_of
+from sidecar.policy.resources import Document, LlmServiceDocument, MeshBreakerDocument, TokenQuotaDocument
 from sidecar.policy.schema import (
     DEFAULT_VERSION,
-    BreakerRule,
     Endpoint,
     Identity,
     MeshBreaker,
-    MeshBreakerDocument,
     PolicyDocument,
     QosPolicy,
     Quota,
     ReadyWhen,
-    Seconds,
     Service,
     Snapshot,
 )
@@ -43,7 +53,7 @@ __all__ = ["PolicyError", "PolicyErrors", "endpoint_key", "load", "single", "unl
 
 DEFAULT_SERVICE = "default"
 UPSTREAM_FLAG = "--upstream"
-KINDS = "CircuitBreakerPolicy, Policy"
+KINDS = "CircuitBreakerPolicy, LLMService, Policy, TokenQuota"
 
 
 def load(files: Sequence[tuple[str, bytes]], version: int) -> Snapshot:
@@ -80,7 +90,7 @@ def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
     if snapshot.services:
         service = snapshot.services[0]
     else:
-        service = _with_mesh(Service(name=DEFAULT_SERVICE), snapshot.mesh_breakers)
+        service = with_mesh(Service(name=DEFAULT_SERVICE), snapshot.mesh_breakers)
     version = _only_version(service)
     added = tuple(Endpoint(url=url, version=version, local=is_local(url)) for url in new)
     service = replace(service, endpoints=service.endpoints + added)
@@ -95,12 +105,8 @@ def with_upstreams(snapshot: Snapshot, upstreams: Sequence[str]) -> Snapshot:
 
 def unlisted(name: str, models: Sequence[str], snapshot: Snapshot) -> Service:
     """A service that no file names: all by default, and the mesh's rules, its fallback among them, as for any."""
-    service = _with_mesh(Service(name=name, models=tuple(models) or (name,)), snapshot.mesh_breakers)
-    for rule in snapshot.mesh_breakers:
-        if any(each.name == rule.fallback_service for each in snapshot.services):
-            # What the files name falls back to none that they do not: there is no way back to this one.
-            return replace(service, fallback=rule.fallback_service)
-    return service
+    service = with_mesh(Service(name=name, models=tuple(models) or (name,)), snapshot.mesh_breakers)
+    return replace(service, fallback=mesh_fallback(name, snapshot.services, snapshot.mesh_breakers))
 
 
 def _flag_error(message: str) -> PolicyError:
@@ -155,10 +161,11 @@ class _Judge:
 
 
 class _Definition(msgspec.Struct, frozen=True):
-    """Where a name was defined."""
+    """Where a name was defined, and where a service of that name says what it falls back to."""
 
     judge: _Judge
     steps: tuple[Step, ...]
+    fallback: tuple[Step, ...]
 
     def __str__(self) -> str:
         return self.judge.place(self.steps)
@@ -195,8 +202,8 @@ class _Assembly:
         mesh = tuple(self._mesh.values())
         warnings: list[str] = []
         services = tuple(
-            _with_mesh(service, mesh)
-            for service in _with_mesh_fallbacks(
+            with_mesh(service, mesh)
+            for service in with_mesh_fallbacks(
                 [self._with_known_fallback(service, warnings) for service in self._services.values()], mesh
             )
         )
@@ -210,10 +217,13 @@ class _Assembly:
             mesh_breakers=mesh,
         )
         _warn(snapshot, warnings.append)
-        for rule in mesh:
+        for name, rule in self._mesh.items():
+            where = f"CircuitBreakerPolicy {name}: there is no service"
             if rule.fallback_service and rule.fallback_service not in self._services:
-                where = f"CircuitBreakerPolicy for scope {rule.scope}"
-                warnings.append(f"{where}: there is no service {rule.fallback_service} to fall back to")
+                warnings.append(f"{where} {rule.fallback_service} to fall back to")
+            unknown = [each for each in rule.services if each not in self._services]
+            if unknown:
+                warnings.append(f"{where} {', '.join(unknown)}; it holds once a routing table makes one")
         return replace(snapshot, warnings=tuple(warnings))
 
     def _document(self, file: str, tree: Node) -> None:
@@ -225,6 +235,12 @@ class _Assembly:
                 return
             case "CircuitBreakerPolicy":
                 self._mesh_breaker(file, tree)
+                return
+            case "LLMService":
+                self._llm_service(file, tree)
+                return
+            case "TokenQuota":
+                self._token_quota(file, tree)
                 return
             case None:
                 reader.error(tree.line, "$", "expected a mapping with apiVersion and kind")
@@ -261,17 +277,62 @@ class _Assembly:
             self._ready_when = policy.ready_when
 
     def _mesh_breaker(self, file: str, tree: Node) -> None:
-        reader = Reader(file, self._faults)
-        document = reader.struct(tree, MeshBreakerDocument)
-        if isinstance(document, MeshBreakerDocument):
-            judge = _Judge(file, tree, reader, self._faults)
-            named = self._define(f"CircuitBreakerPolicy {document.metadata.name}", judge, ("metadata", "name"))
-            scope = document.spec.scope
-            if named and self._define(f"the CircuitBreakerPolicy for scope {scope}", judge, ("spec", "scope")):
-                self._mesh[scope] = document.spec
+        values, judge = self._resource(file, tree, MeshBreakerDocument)
+        if values is None:
+            return
+        rule = MeshBreakerDocument(api_version="resilience.example.com/v1", kind="CircuitBreakerPolicy", **values).spec
+        name: str = values["metadata"].name
+        judge.faults(check_breaker(rule), ("spec",))
+        if not self._define(f"CircuitBreakerPolicy {name}", judge, ("metadata", "name")):
+            return
+        self._mesh[name] = rule
+        if not rule.services:
+            self._define(f"the CircuitBreakerPolicy for scope {rule.scope}", judge, ("spec", "scope"))
+        for index, service in enumerate(rule.services):
+            what = f"the CircuitBreakerPolicy of service {service} for scope {rule.scope}"
+            self._define(what, judge, ("spec", "services", index))
 
-    def _define(self, what: str, judge: _Judge, steps: tuple[Step, ...], name: str | None = None) -> bool:
-        first = self._defined.setdefault(what, definition := _Definition(judge, steps))
+    def _llm_service(self, file: str, tree: Node) -> None:
+        values, judge = self._resource(file, tree, LlmServiceDocument)
+        if values is None:
+            return
+        document = LlmServiceDocument(api_version="infra.ai/v1", kind="LLMService", **values)
+        judge.faults(check_llm_service(document.spec), ("spec",))
+        service = service_of(document)
+        if self._define(f"service {service.name}", judge, ("metadata", "name"), fallback=("spec", "fallbackService")):
+            self._services[service.name] = service
+
+    def _token_quota(self, file: str, tree: Node) -> None:
+        values, judge = self._resource(file, tree, TokenQuotaDocument)
+        if values is None:
+            return
+        document = TokenQuotaDocument(api_version="infra.ai/v1", kind="TokenQuota", **values)
+        judge.faults(check_token_quota(document.spec), ("spec",))
+        quota = quota_of(document)
+        if self._define(f"quota {quota.name}", judge, ("metadata", "name")):
+            self._quotas[quota.name] = quota
+
+    def _resource(self, file: str, tree: Node, kind: type[Document]) -> tuple[dict[str, Any] | None, _Judge]:
+        """`metadata` and `spec` of a custom resource, as far as they were read; None where one of them was not.
+
+        A wrong apiVersion is told, and the rest judged all the same.
+        """
+        reader = Reader(file, self._faults)
+        values = reader.fields(tree, kind)
+        whole: dict[str, Any] = {name: values[name] for name in ("metadata", "spec") if name in values}
+        return whole if len(whole) == 2 else None, _Judge(file, tree, reader, self._faults)
+
+    def _define(
+        self,
+        what: str,
+        judge: _Judge,
+        steps: tuple[Step, ...],
+        name: str | None = None,
+        fallback: tuple[Step, ...] | None = None,
+    ) -> bool:
+        """Whether `what` is defined for the first time. `fallback`: where it says its own, if not beside its name."""
+        definition = _Definition(judge, steps, (*steps, "fallback") if fallback is None else fallback)
+        first = self._defined.setdefault(what, definition)
         if first is definition:
             return True
         judge.fault(steps if name is None else (*steps, name), f"{what} is defined already, at {first}")
@@ -280,7 +341,7 @@ class _Assembly:
     def _check_fallbacks(self) -> None:
         for name, message in check_fallbacks(self._services):
             definition = self._defined[f"service {name}"]
-            definition.judge.fault((*definition.steps, "fallback"), message)
+            definition.judge.fault(definition.fallback, message)
 
     def _with_known_fallback(self, service: Service, warnings: list[str]) -> Service:
         if not service.fallback or service.fallback in self._services:
@@ -292,41 +353,6 @@ class _Assembly:
 def _warn(snapshot: Snapshot, add: Callable[[str], None]) -> None:
     warnings_of(snapshot.services, add)
     qos_warnings_of(snapshot.services, snapshot.identity, snapshot.qos_policies, snapshot.quotas, add)
-
-
-def _with_mesh(service: Service, mesh: Sequence[MeshBreaker]) -> Service:
-    """`service` under the mesh's numbers; an `open` longer than `open_max` raises that."""
-    for rule in mesh:
-        scope = rule.scope.lower()
-        breaker: BreakerRule = getattr(service.breakers, scope)
-        if rule.failure_threshold is not None:
-            breaker = replace(breaker, consecutive=rule.failure_threshold)
-        if rule.timeout_s is not None:
-            open_s = Seconds(rule.timeout_s)
-            breaker = replace(breaker, open_s=open_s, open_max_s=max(open_s, breaker.open_max_s))
-        service = replace(service, breakers=replace(service.breakers, **{scope: breaker}))
-    return service
-
-
-def _with_mesh_fallbacks(services: Sequence[Service], mesh: Sequence[MeshBreaker]) -> list[Service]:
-    """`services` with the mesh's fallback where they name none, unless it leads back to them by what others name."""
-    fallbacks = {service.name: service.fallback for service in services}
-    for rule in mesh:
-        for name, fallback in fallbacks.items():
-            if (
-                not fallback
-                and rule.fallback_service in fallbacks
-                and name not in _trail(rule.fallback_service, fallbacks)
-            ):
-                fallbacks[name] = rule.fallback_service
-    return [replace(service, fallback=fallbacks[service.name]) for service in services]
-
-
-def _trail(name: str, fallbacks: Mapping[str, str]) -> Iterator[str]:
-    """`name`, and where it falls back to in turn; `fallbacks` has no loop."""
-    while name:
-        yield name
-        name = fallbacks[name]
 
 
 def _kind(tree: Node) -> str | None:

@@ -56,12 +56,15 @@ class Reader:
     def fields(self, node: Node, kind: type[msgspec.Struct], path: str = "$") -> dict[str, Any]:
         """What could be read of `kind`'s fields, by their names in Python."""
         info = _struct_info(kind)
+        ignored: frozenset[str] = getattr(kind, "ignored", frozenset())
         if not isinstance(node, Mapping):
             self._wrong(node, path, f"expected a mapping, got {_describe(node)}")
             return {}
         values: dict[str, Any] = {}
         for name, (key, child) in node.entries.items():
             known = info.get(name)
+            if known is None and name in ignored:
+                continue
             if known is None:
                 self.error(key.line, f"{path}.{quote(name)}", _unknown(name, info))
                 continue

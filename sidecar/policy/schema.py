@@ -21,16 +21,17 @@ Ratio = Annotated[float, Meta(ge=0, le=1)]
 # Names end up as metric labels, header values and URL segments: a few plain characters only.
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 NAME_WORDS = "letters and digits, with . _ - between them"
-PATH = r"/[!-\"$-~]*"
+PATH = r'/[!-"$-~]*'
 PATH_WORDS = "a path from / on, in ASCII, without white space and #"
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # noqa: S105 - what RFC 9110 calls the characters of a header's name
-PRINTABLE = r"^[^\u0000-\u001f\u007f]*$"
+PRINTABLE = r"^[^\x00-\x1f\x7f]*$"  # as RE2 writes it, too: Kubernetes reads patterns with that
 PRINTABLE_WORDS = "text without control characters"
 
 DEFAULT_VERSION = "v1"
 """Of an endpoint that names none."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=NAME_PATTERN, description=NAME_WORDS)]
+NameOrNone = Annotated[str, Meta(max_length=63, pattern=rf"^$|{NAME_PATTERN}", description=NAME_WORDS)]
 Place = Annotated[
     str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:/-]*$", description="letters, digits and . _ : / -")
 ]
@@ -38,6 +39,9 @@ Text = Annotated[str, Meta(max_length=1024, pattern=PRINTABLE, description=PRINT
 Glob = Annotated[str, Meta(min_length=1, max_length=256, pattern=PRINTABLE, description=PRINTABLE_WORDS)]
 Globs = Annotated[tuple[Glob, ...], Meta(max_length=1000)]
 HeaderName = Annotated[str, Meta(max_length=128, pattern=f"^{TOKEN}*$", description="the name of a header")]
+RequestKey = Annotated[
+    str, Meta(max_length=135, pattern=f"^(route|header:{TOKEN}+)$", description='"route" or "header:<name>"')
+]
 Part = Annotated[float, Meta(ge=0, le=1_000_000)]
 # The loader says in words what is wrong with a URL (`address`); for the JSON Schema a pattern says nearly as much.
 Url = Annotated[str, Meta(min_length=1, max_length=512, extra_json_schema={"pattern": URL_PATTERN})]
@@ -243,9 +247,7 @@ class RequestBreaker(BreakerRule, frozen=True, kw_only=True):
     failure_ratio: Ratio = 0.0
     open_s: Seconds = field(name="open", default=Seconds(5))
     open_max_s: Seconds = field(name="open_max", default=Seconds(60))
-    key: Annotated[
-        str, Meta(max_length=135, pattern=f"^(route|header:{TOKEN}+)$", description='"route" or "header:<name>"')
-    ] = "route"
+    key: RequestKey = "route"
     poison: Poison = Poison()
 
 
@@ -316,6 +318,12 @@ class HealthCheck(Strict, frozen=True, kw_only=True):
     canary_interval_s: Seconds = field(name="canary_interval", default=Seconds(30))
 
 
+MeshMode = Literal["Enforce", "Shadow", "Disabled"]
+"""A mode in the mesh's words, and without `Off`, which kubectl takes for a boolean."""
+
+MeshSeconds = Annotated[float, Meta(ge=0.001, le=3600)]
+"""The mesh writes seconds as a number, with the unit in the key."""
+
 Weight = Annotated[float, Meta(ge=0.001, le=1000)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 
@@ -360,7 +368,7 @@ class Service(Strict, frozen=True, kw_only=True):
     models: Globs = ("*",)
     endpoints: Annotated[tuple[Endpoint, ...], Meta(max_length=100_000)] = ()
     split: Annotated[dict[Name, Part], Meta(max_length=100)] = {}
-    fallback: Annotated[str, Meta(max_length=63, pattern=rf"^$|{NAME_PATTERN}", description=NAME_WORDS)] = ""
+    fallback: NameOrNone = ""
     deadlines: Deadlines = Deadlines()
     retry: Retry = Retry()
     hedge: Hedge = Hedge()
@@ -523,31 +531,29 @@ class PolicyDocument(Strict, frozen=True, kw_only=True):
     ready_when: ReadyWhen = "any"
 
 
-class Metadata(Strict, frozen=True, kw_only=True):
-    """What Kubernetes puts beside a spec; only the name is read."""
+class MeshBreaker(Strict, frozen=True, kw_only=True, rename="camel"):
+    """A breaker rule of the mesh at one scope, over what the services say. None, and an empty fallback, leave that.
 
-    name: Annotated[str, Meta(min_length=1, max_length=253, pattern=NAME_PATTERN, description=NAME_WORDS)]
-    namespace: Place = ""
-    labels: dict[str, Text] = {}
-    annotations: dict[str, str] = {}
-
-
-class MeshBreaker(Strict, frozen=True, kw_only=True):
-    """The mesh's breaker rule: for every service, at one scope. None, and an empty fallback, leave what is there."""
+    `services`: whose; empty: everybody's, under what rules say that name a service. `max_timeout_s` None: no shorter
+    than `timeout_s`. `min_closed_ratio` and `adaptive` are of scope Node, `max_sessions` of Session, `key` of Request.
+    """
 
     scope: Literal["Request", "Session", "Node"]
-    failure_threshold: Annotated[int, Meta(ge=1, le=1000)] | None = field(name="failureThreshold", default=None)
-    timeout_s: Annotated[float, Meta(ge=0.001, le=3600)] | None = field(name="timeoutSeconds", default=None)
-    fallback_service: Annotated[str, Meta(max_length=253)] = field(name="fallbackService", default="")
-
-
-class MeshBreakerDocument(Strict, frozen=True, kw_only=True):
-    """A document of kind CircuitBreakerPolicy."""
-
-    api_version: Literal["resilience.example.com/v1"] = field(name="apiVersion")
-    kind: Literal["CircuitBreakerPolicy"]
-    metadata: Metadata
-    spec: MeshBreaker
+    services: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    mode: MeshMode | None = None
+    failure_threshold: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    failure_ratio: Ratio | None = None
+    min_requests: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    window_s: MeshSeconds | None = field(name="windowSeconds", default=None)
+    timeout_s: MeshSeconds | None = field(name="timeoutSeconds", default=None)
+    max_timeout_s: MeshSeconds | None = field(name="maxTimeoutSeconds", default=None)
+    probes: Annotated[int, Meta(ge=1, le=100)] | None = None
+    successes: Annotated[int, Meta(ge=1, le=100)] | None = None
+    min_closed_ratio: Ratio | None = None
+    adaptive: bool | None = None
+    max_sessions: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    key: RequestKey | None = None
+    fallback_service: NameOrNone = ""
 
 
 MAX_STEPS = 20

@@ -8,6 +8,7 @@ from sidecar.policy.schema import Service, Snapshot
 
 API = "sidecar/v1"
 MESH_API = "resilience.example.com/v1"
+INFRA_API = "infra.ai/v1"
 
 
 def policy(*services: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -21,6 +22,21 @@ def mesh(scope: str = "Session", name: str = "cb", **spec: Any) -> dict[str, Any
         "metadata": {"name": name},
         "spec": {"scope": scope, **spec},
     }
+
+
+def llm_service(name: str = "llm", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": INFRA_API,
+        "kind": "LLMService",
+        "metadata": {"name": name},
+        "spec": {"modelRef": "m", **spec},
+    }
+
+
+def token_quota(name: str = "tq", **spec: Any) -> dict[str, Any]:
+    """Without a bound."""
+    spec = {"tenant": "acme", **spec}
+    return {"apiVersion": INFRA_API, "kind": "TokenQuota", "metadata": {"name": name}, "spec": spec}
 
 
 def text(*documents: Any) -> bytes:

@@ -6,8 +6,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from sidecar.policy.schema import MeshBreakerDocument, PolicyDocument, Seconds
-from tests.policy.build import mesh, policy
+from sidecar.policy.json_schema import DOCUMENTS
+from sidecar.policy.schema import Seconds
+from tests.policy.build import llm_service, mesh, policy, token_quota
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -24,7 +25,7 @@ class Place(msgspec.Struct, frozen=True):
 
     def write(self, value: Any) -> dict[str, Any]:
         """A document that is good but for `value` at the place."""
-        root = policy({"name": "s"}) if self.document == "Policy" else mesh()
+        root = _root(self.document, self.path[-1])
         node: Any = root
         for index, (step, following) in enumerate(zip(self.path, (*self.path[1:], None), strict=True)):
             if isinstance(step, int):
@@ -45,8 +46,22 @@ class Place(msgspec.Struct, frozen=True):
         return {**(_BESIDE.get((self.path[index - 1], field)) or _ITEMS.get(self.path[index - 1], {}))}
 
 
+def _root(document: str, field: str | int) -> dict[str, Any]:
+    """What `field` may be written into: rules between fields ask for more, or for something else."""
+    match document:
+        case "MeshBreaker":
+            return mesh({"minClosedRatio": "Node", "adaptive": "Node", "key": "Request"}.get(str(field), "Session"))
+        case "LlmService":
+            return llm_service()
+        case "TokenQuota":
+            return token_quota(concurrency=1)
+        case _:
+            return policy({"name": "s"})
+
+
 _ITEMS: Final[dict[str | int, dict[str, Any]]] = {
     "endpoints": {"url": "http://a"},
+    "versions": {"name": "v"},
     "providers": {"issuer": "i", "jwks_file": "/keys"},
     "qos_policies": {"name": "q", "latency_sla_ms": 1},
     "match": {"path": "/v1/*"},
@@ -58,15 +73,18 @@ _BESIDE: Final[dict[tuple[str | int, str | int], dict[str, Any]]] = {
     ("providers", "jwks_url"): {"issuer": "i"},
     ("providers", "tls_ca"): {"issuer": "i", "jwks_url": "https://a/keys"},
     ("match", "value"): {"header": "x-a"},
+    ("versions", "engineModel"): {"name": "v", "engine": "deepspeed"},
+    ("versions", "chatTemplate"): {"name": "v", "engine": "triton"},
 }
 """Where a rule within the item asks for more, or for something else."""
 
 
 def places() -> list[Place]:
-    """All of them, in both kinds of document."""
+    """All of them, in every kind of document."""
     return [
-        *_walk("Policy", inspect.type_info(PolicyDocument), ()),
-        *_walk("CircuitBreakerPolicy", inspect.type_info(MeshBreakerDocument), ()),
+        place
+        for document in DOCUMENTS
+        for place in _walk(document.__name__.removesuffix("Document"), inspect.type_info(document), ())
     ]
 
 

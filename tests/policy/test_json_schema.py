@@ -8,7 +8,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from sidecar.policy.json_schema import json_schema, text
-from tests.policy.build import API, faults_of, mesh, policy
+from tests.policy.build import API, faults_of, llm_service, mesh, policy, token_quota
 from tests.policy.fields import Place, places
 
 FILE = Path(__file__).parents[2] / "policies" / "schema.json"
@@ -76,7 +76,35 @@ DOCUMENTS: list[tuple[Any, bool]] = [
     ({"kind": "Policy"}, False),
     ({"apiVersion": API, "kind": "CircuitBreakerPolicy"}, False),
     ({**policy(), "nope": 1}, False),
-    ({**mesh(), "status": {}}, False),
+    ({**mesh(), "status": {"conditions": [1]}}, True),
+    ({**mesh(), "metadata": {"name": "x", "managedFields": [{"a": {"b": 1}}], "uid": None}}, True),
+    ({**mesh(), "state": {}}, False),
+    ({**mesh(), "metadata": {"name": "x", "managed": []}}, False),
+    (mesh("Node", services=["a"], mode="Shadow", minClosedRatio=0, adaptive=False, maxTimeoutSeconds=60), True),
+    (mesh("Node", mode="Off"), False),
+    (mesh("Node", mode=False), False),
+    (mesh("Node", services=["a b"]), False),
+    (mesh("Request", key="header:x-kind"), True),
+    (mesh("Request", key="header:"), False),
+    (llm_service(), True),
+    (llm_service("x" * 64), False),
+    ({**llm_service(), "apiVersion": "infra.ai/v1beta1"}, False),
+    (llm_service(modelRef="a b"), False),
+    (llm_service(versions=[{"name": "a", "weight": 3}, {"name": "b", "endpoints": []}]), True),
+    (llm_service(versions=[{"weight": 3}]), False),
+    (llm_service(versions=[{"name": "a", "endpoints": [{"url": "http://a.b:1/"}]}]), True),
+    *(
+        (llm_service(versions=[{"name": "a", "endpoints": [{"url": url}]}]), False)
+        for url in ("", "a", "http://a/v1", "http://a:0", "unix://a", "http://1.2.3", "http://a.1")
+    ),
+    (llm_service(healthProbe={}), True),
+    (llm_service(healthProbe={"path": "health"}), False),
+    (llm_service(healthProbe={"timeoutSeconds": "5s"}), False),
+    (token_quota(tokensPerMinute=1), True),
+    (token_quota(), False),
+    (token_quota(tokensPerMinute=None), False),
+    (token_quota(concurrency=1, models=[]), False),
+    (token_quota(concurrency=1, whenLogAway="share"), False),
     (mesh("Pod"), False),
     (policy({}), False),
     (policy({"name": "a b"}), False),
@@ -150,6 +178,10 @@ BETWEEN = (
     "is defined already",
     "is below min",
     "is above max",
+    "is of scope",
+    "is not one of versions",
+    "needs a version beside",
+    "all weights are 0",
 )
 """Words of rules over several places."""
 
@@ -203,6 +235,10 @@ def test_what_only_the_loader_knows_is_what_the_docstring_says() -> None:
             }
         ),
         policy(identity={"jwt": provided({"jwks_url": "http://me@a/k"})}),
+        mesh("Session", adaptive=True),
+        llm_service(canaryTrafficPercent=5),
+        llm_service(versions=[{"name": "a", "endpoints": [{"url": "http://[1.2.3.4]"}]}]),
+        token_quota(tokensPerMinute=2, tokensPerDay=1),
     ]
     assert [(valid(document), loads(document)) for document in only] == [(True, False)] * len(only)
 

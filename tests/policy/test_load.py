@@ -311,7 +311,7 @@ def test_files_without_any_document_are_a_fault(content: bytes) -> None:
         ({"kind": "Policy", "apiVersion": "sidecar/v1beta1"}, "$.apiVersion"),
         ({"kind": "Policy", "apiVersion": "resilience.example.com/v1"}, "$.apiVersion"),
         ({**mesh(), "apiVersion": "sidecar/v1"}, "$.apiVersion"),
-        ({**mesh(), "status": {}}, "$.status"),
+        ({**mesh(), "state": {}}, "$.state"),
         ({**mesh(), "metadata": {}}, "$.metadata.name"),
         (mesh("session"), "$.spec.scope"),
         (mesh(timeoutSeconds=0), "$.spec.timeoutSeconds"),
@@ -326,6 +326,9 @@ def test_a_document_of_another_kind_is_refused(document: Any, path: str) -> None
 def test_what_kubernetes_puts_into_metadata_is_accepted() -> None:
     document = mesh("Node", timeoutSeconds=1)
     document["metadata"] |= {"namespace": "ai", "labels": {"app": "x"}, "annotations": {"note": "two\nlines"}}
+    document["metadata"] |= {"uid": "1", "generation": 2, "managedFields": [{"fieldsV1": {"f:spec": {}}}]}
+    document["metadata"] |= {"creationTimestamp": None, "resourceVersion": "7", "ownerReferences": []}
+    document["status"] = {"conditions": [{"type": "Accepted"}]}
     assert load_documents(document).mesh_breakers == (MeshBreaker(scope="Node", timeout_s=1.0),)
 
 

@@ -7,11 +7,12 @@ from msgspec import inspect
 from sidecar.policy.schema import Deadlines, Seconds, Service, Strict, encode_hook
 from tests.policy.fields import durations, places
 
-DEFAULTS = (Path(__file__).parents[2] / "policies" / "default.yaml").read_text()
+POLICIES = Path(__file__).parents[2] / "policies"
+DEFAULTS = "".join((POLICIES / name).read_text() for name in ("default.yaml", "kubernetes.yaml"))
 
 
 @pytest.mark.parametrize("key", sorted({step for place in places() for step in place.path if isinstance(step, str)}))
-def test_the_default_file_mentions_every_key(key: str) -> None:
+def test_the_default_files_mention_every_key(key: str) -> None:
     if key == "v1":
         return  # stands for the operator's own keys
     assert f"{key}:" in DEFAULTS or f"{key}," in DEFAULTS
