@@ -154,6 +154,8 @@ def enforced(*quotas: Quota, **changes: object) -> Callable[[Stage], Policy]:
     return lambda stage: Gated(stage, admission, quotas=quotas)
 
 
+LEARNS_FROM = 16
+"""Where the learned limit begins: at its default, 64, these engines would leave it nothing to learn."""
 OVERSOLD = 1.5
 """Quotas are of so many times an even part: few tenants want all of theirs at once."""
 
@@ -168,5 +170,5 @@ GATED: dict[str, Callable[[Stage], Policy]] = {
     "product": enforced(limit="fixed", concurrency=ENGINE.slots),
     "product, fair service": enforced(limit="fixed", concurrency=ENGINE.slots, fairness="service"),
     "product, quotas": enforced(quota(), limit="fixed", concurrency=ENGINE.slots),
-    "product, learned limit": enforced(limit="learned"),
+    "product, learned limit": enforced(limit="learned", concurrency=LEARNS_FROM),
 }
