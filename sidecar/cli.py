@@ -176,7 +176,27 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--seed", metavar="N", default="1", help="the same seed gives the same result; 1")
     simulate.add_argument("--json", action="store_true", help="print JSON")
 
-    _add_query(verbs, "status", "status", "whether a running sidecar can serve, and why not")
+    _add_inject(verbs)
+
+    status = _add_query(
+        verbs,
+        "status",
+        "status",
+        "whether a running sidecar can serve, and why not",
+        "sidecar status",
+        "sidecar status --live   (the health check of an image)",
+    )
+    status.add_argument("--live", action="store_true", help="only whether it runs, whatever it can serve")
+
+    drain = _add_query(
+        verbs,
+        "drain",
+        "drain",
+        "have a running sidecar take nobody in any more, and end when its last reply has",
+        "sidecar drain --wait 10m",
+        more="With --wait: 0 once nothing is under way any more or the sidecar has ended, 1 if that took longer.",
+    )
+    drain.add_argument("--wait", metavar="600s", help="wait for the end, for so long at most")
 
     _add_query(
         verbs,
@@ -284,6 +304,50 @@ def _parser() -> argparse.ArgumentParser:
     version = _add(verbs, "version", _version, "the version of this program, and whether it is compiled")
     version.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _add_inject(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    inject = _add(
+        verbs,
+        "inject",
+        _inject,
+        "put the sidecar into the pods of manifests, or take it out again",
+        "sidecar inject -f vllm.yaml | kubectl apply -f -",
+        "sidecar inject -f vllm.yaml -f more.yaml -o injected.yaml --image registry.example/llm-sidecar:0.1.0",
+        "kubectl get deployment vllm -o yaml | sidecar inject -f - --policy chat | kubectl apply -f -",
+        "sidecar inject --uninject -f injected.yaml -o vllm.yaml",
+    )
+    inject.add_argument(
+        "-f", "--file", metavar="FILE", dest="files", action="append", required=True, help="manifests; - reads them"
+    )
+    inject.add_argument("-o", "--output", metavar="FILE", default="-", help="where they go (default: standard output)")
+    inject.add_argument("--uninject", action="store_true", help="what was there before, by the pods' annotations")
+    webhook = _add(
+        verbs,
+        "webhook",
+        _webhook,
+        "inject pods as an API server makes them: a mutating admission webhook",
+        "sidecar webhook --tls-cert tls.crt --tls-key tls.key",
+        "sidecar webhook --listen :9443 --tls-cert tls.crt --tls-key tls.key --unlabelled --strict",
+    )
+    webhook.add_argument("--listen", metavar="HOST:PORT", default=":9443", help="where the API server connects; :9443")
+    webhook.add_argument("--tls-cert", metavar="FILE", required=True, help="PEM chain, read again when it changes")
+    webhook.add_argument("--tls-key", metavar="FILE", required=True, help="PEM key of --tls-cert")
+    webhook.add_argument(
+        "--unlabelled",
+        action="store_true",
+        help="also pods without the label sidecar.infra.ai/inject: for a webhook that a namespace's label chooses",
+    )
+    webhook.add_argument(
+        "--strict", action="store_true", help="refuse pods that cannot be injected (default: let them pass, warned)"
+    )
+    for verb in (inject, webhook):
+        verb.add_argument("--image", metavar="IMAGE", help="the sidecar's (default llm-sidecar:VERSION)")
+        verb.add_argument(
+            "--image-pull-policy", metavar="WHEN", choices=("Always", "IfNotPresent", "Never"), help="IfNotPresent"
+        )
+        verb.add_argument("--policy", metavar="NAME", help="the policy's ConfigMap (default llm-sidecar-policy)")
+        verb.add_argument("--drain", metavar="600s", help="how long a pod's streams may go on at its end")
 
 
 def _add_routes(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -660,6 +724,18 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from sidecar.simulation import simulate
 
     return simulate(arguments)
+
+
+def _inject(arguments: argparse.Namespace) -> int:
+    from sidecar.injection import inject
+
+    return inject(arguments)
+
+
+def _webhook(arguments: argparse.Namespace) -> int:
+    from sidecar.webhook import serve
+
+    return serve(arguments)
 
 
 def _ask(arguments: argparse.Namespace) -> int:
