@@ -15,6 +15,10 @@ from sidecar.proxy.door import Door
 UNREAD_TOKENS: Final = 256
 """What a request is taken for whose body streams through unread: an upload of speech."""
 
+MOST_TOKENS: Final = 1 << 24
+"""What one request is ever reckoned with, whatever it asks for and whatever its engine says of it: shares and budgets
+are sums of these, and one number beyond all reason in a sum is there for good."""
+
 
 class Admission:
     """One request's. `prompt_tokens` 0: not counted yet; `how` it was (`exact`, `cached`, `estimated`).

@@ -29,7 +29,7 @@ from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey, VersionName
 from sidecar.kernel.outcome import DEADLY, DOCTRINE, HANGS, Ending, Result
 from sidecar.policy.store import PolicyStore
-from sidecar.proxy.admission import UNREAD_TOKENS, Admission
+from sidecar.proxy.admission import MOST_TOKENS, UNREAD_TOKENS, Admission
 from sidecar.proxy.attempt import Attempt
 from sidecar.proxy.door import Doors
 from sidecar.proxy.flags import flag_of
@@ -418,7 +418,7 @@ class Exchange:
             answer = pipeline.answers.usual(service.name, call.model)
             if limit:
                 answer = min(answer, allowance(limit, call.stream, admission.qos.budget_factor))
-        admission.tokens = counted.tokens + max(0, answer) * call.n
+        admission.tokens = min(MOST_TOKENS, counted.tokens + max(0, answer) * call.n)
         return True
 
     def _reserve(self, service: ServiceState, admission: Admission, now: float) -> bool:
@@ -1001,7 +1001,8 @@ class Exchange:
             self._pipeline.answers.heard(service.name, call.model, answer if answer is not None else counted)
         if attempt.ending is not _COMPLETE and attempt.ending is not _CLIENT_LEFT and not counted and not answer:
             return 0
-        return (told if told else admission.prompt_tokens) + (answer if answer is not None else counted)
+        used = (told if told else admission.prompt_tokens) + (answer if answer is not None else counted)
+        return max(0, min(MOST_TOKENS, used))
 
     def _record(self) -> None:
         """The request's own outcome, once, to whoever admitted it; then the line in the log."""

@@ -124,15 +124,15 @@ class Bench:
         out = [f"{node.key}: {node.in_flight} in flight" for node in self.nodes if node.in_flight]
         for state in self.fleet.services.values():
             out += [f"{breaker.key}: a probe out" for breaker in state.breakers() if breaker.probes_out]
+            gate = state.gate
+            if gate is not None and (gate.queued or gate.running):
+                out.append(f"{gate.queued} wait and {gate.running} run at the gate of {state.name}")
         if self.pipeline.live:
             out.append(f"{self.pipeline.live} live")
         if len(self.pipeline.watchdog):
             out.append(f"{len(self.pipeline.watchdog)} watched")
         if self.connector.pending:
             out.append(f"{self.connector.pending} connects pending")
-            gate = state.gate
-            if gate is not None and (gate.queued or gate.running):
-                out.append(f"{gate.queued} wait and {gate.running} run at the gate of {state.name}")
         out += ["a link is lent" for link in self.connector.links if link.sink is not None]
         return out
 

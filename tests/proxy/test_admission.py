@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Admission, Identity, QosMatch, QosPolicy, Quota, Retry, Seconds, Service, Source
+from sidecar.proxy.admission import MOST_TOKENS
 from sidecar.proxy.ports import Counted, Unverified, Verified, Waiter
 from sidecar.proxy.request import Request
 from tests import under_test
@@ -303,6 +304,30 @@ def test_more_than_one_request_may_ask_for_is_refused_for_good() -> None:
     assert refused(client) == (Reason.QUOTA_EXCEEDED, 429)
     assert client.refusal is not None and client.refusal.final and client.refusal.param == "max_tokens"
     assert refused(bench.begin(asked(stream=False, max_tokens=101))) == (Reason.QUOTA_EXCEEDED, 429)
+
+
+HUGE = b"9" * 300
+
+
+@pytest.mark.parametrize(("limit", "answers"), [(HUGE, HUGE), (HUGE, b"1"), (b"1", HUGE), (b"-" + HUGE, HUGE)])
+def test_a_request_that_asks_for_more_than_there_can_be_spoils_nobodys_turn(limit: bytes, answers: bytes) -> None:
+    bench = gated(Quota(name="q", tokens_per_minute=1 << 40))
+    body = b'{"model":"m","stream":true,"max_tokens":"%b","n":"%b"}' % (limit, answers)
+    absurd = request_of(request(CHAT, method=b"POST", headers=[b"x-class: text", b"x-tenant-id: b"], body=body))
+    clients = [bench.begin(asked()), bench.begin(absurd), bench.begin(asked(tenant="c"))]
+    for _ in clients:
+        serves(bench.link)
+    assert all(client.ended for client in clients) and not bench.crashes and not bench.held()
+
+
+@pytest.mark.parametrize("said", [10**18, -(10**18)])
+def test_an_engine_that_says_it_used_more_than_there_can_be_is_not_believed(said: int) -> None:
+    bench = gated(Quota(name="q", tokens_per_minute=1 << 40))
+    client = bench.begin(asked(stream=False))
+    body = COMPLETION.replace(b'"completion_tokens":', b'"completion_tokens":%d,"was":' % said)
+    assert body != COMPLETION
+    bench.link.heads(head_of(200, JSON, len(body))).says(body).ends()
+    assert client.ended and 0 <= bench.ledger.counts["q"].settled_tokens <= MOST_TOKENS and not bench.held()
 
 
 # Counting.
