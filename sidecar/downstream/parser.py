@@ -2,7 +2,9 @@
 
 llhttp in strict mode refuses most of the smuggling family (CL with TE, duplicate or signed CL, bare LF, NUL, folded
 headers, space before a colon, bad chunks); what it lets through is refused here: no Host or two, a transfer coding
-other than `chunked`, any other protocol than HTTP/1, CONNECT, a target whose authority is not the Host.
+other than `chunked`, any other protocol than HTTP/1, CONNECT, a target whose authority is not the Host, one of another
+scheme than HTTP's, a path with a fragment. Engines read the last two as if they were not there, and %63 as c: whoever
+wrote an inference path so would have gone past every budget and turn. So a path is known by what it means.
 
 Two things llhttp does must be worked around. It parses on after a refusal, so the callbacks raise, which stops it,
 and nothing is fed after that: a refused request's successor in the same packet must never be forwarded. And it stops
@@ -18,6 +20,7 @@ which both must read alike.
 
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 import httptools
 
@@ -501,7 +504,10 @@ def _may_tunnel(request: Request) -> bool:
 
 
 def _path(request: Request) -> bytes:
-    """The target's path; an absolute-form target becomes origin-form, as RFC 9112 section 3.2.2 asks of a gateway."""
+    """The target's path as engines read it, decoded once; the target itself goes on as it was sent.
+
+    An absolute-form target becomes origin-form, as RFC 9112 section 3.2.2 asks of a gateway.
+    """
     target = request.target
     if target[:1] != b"/":
         scheme, sep, rest = target.partition(b"://")
@@ -513,7 +519,12 @@ def _path(request: Request) -> bytes:
             if authority.lower() != request.host.lower():
                 raise Refused(Refusal(Reason.BAD_REQUEST, "the target's authority is not the Host header's"))
             request.target = target = b"/" + path
-    return target.partition(b"?")[0]
+        elif target != b"*":
+            raise Refused(Refusal(Reason.BAD_REQUEST, "the target is neither a path nor a URL of http or https"))
+    found = target.partition(b"?")[0]
+    if b"#" in found:
+        raise Refused(Refusal(Reason.BAD_REQUEST, "the target has a fragment (#), which is never sent"))
+    return unquote_to_bytes(found) if b"%" in found else found
 
 
 def _head_too_large() -> Refusal:

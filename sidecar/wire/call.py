@@ -61,7 +61,7 @@ _MESSAGES: Final = Api.MESSAGES
 def api_of(method: bytes, path: bytes) -> Api | None:
     """The API of a request; None if it is no inference (its body then streams through unread).
 
-    `path` is the target without its query, as sent: no decoding, no normalising.
+    `path` is the target without its query, decoded; not normalised, since engines do not.
     """
     return _api_at(path) if method == b"POST" else None
 

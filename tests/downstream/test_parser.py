@@ -94,6 +94,29 @@ def test_inference_is_held(method: bytes, target: bytes, api: Api | None, held: 
 
 
 @pytest.mark.parametrize(
+    "target",
+    [b"/v1/%63hat/completions", b"/v1/chat%2fcompletions", b"/%761/chat/completions?x=%23", b"/v1/chat/completion%73"],
+)
+def test_an_encoded_path_is_the_one_it_means(target: bytes) -> None:
+    found = one(request(target, method=b"POST", body=b"{}"))
+    assert (found.path, found.api, found.held, found.target) == (CHAT, Api.CHAT, True, target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        CHAT + b"#x",
+        CHAT + b"#?",
+        b"http://engine.test" + CHAT + b"#x",
+        b"ftp://engine.test" + CHAT,
+        b"ws://engine.test" + CHAT,
+    ],
+)
+def test_a_target_that_engines_read_as_another_is_refused(target: bytes) -> None:
+    assert refusal(request(target, method=b"POST", body=b"{}")) is Reason.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
     ("target", "relative"),
     [
         (b"http://engine.test/a?b", b"/a?b"),
