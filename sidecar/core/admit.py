@@ -206,7 +206,9 @@ class Gate:
                 standing.usual.fade(now)
         for lane in list(self._lanes.busy):
             for group in lane.groups:
-                while (head := group.head) is not None and now >= self._ends_at(group, head):
+                while len(self._shed) < MAX_TOLD and (head := group.head) is not None:
+                    if now < self._ends_at(group, head):
+                        break
                     self._late(group, head, now)
         told: list[tuple[Ticket, TurnedAway]] = []
         shed = self._shed

@@ -5,12 +5,13 @@ something may have made room: a request left, or the time came that the gate ask
 
 1. Whoever gets its turn runs at once, and may be over at once, which makes room again: that is noticed by whoever is
    giving turns already, and never by a call within a call.
-2. A thousand may wait, and all be refused in one breath when the last breaker opens: after `ROUND` of them the loop may
-   go on first.
+2. A thousand may wait, and all be refused in one breath when the last breaker opens, or let through when a reload turns
+   the gate off: after `ROUND` of them the loop may go on first.
 3. A reload may turn a gate off, or give a service another one. Who waits at the old one is let through.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final, Protocol, cast
@@ -72,7 +73,7 @@ class Doors:
 class Door:
     """A service's gate with those who wait at it."""
 
-    __slots__ = ("_again", "_due", "_on_crash", "_timer", "_timers", "_turning", "gate", "service")
+    __slots__ = ("_again", "_due", "_let_go", "_on_crash", "_timer", "_timers", "_turning", "gate", "service")
 
     def __init__(
         self, service: ServiceState, gate: Gate, timers: Timers, on_crash: Callable[[BaseException], None]
@@ -85,6 +86,8 @@ class Door:
         self._due = inf
         self._turning = False
         self._again = False
+        self._let_go: deque[Ticket] = deque()
+        """Of a gate that is gone, and to be told so."""
 
     def enter(self, ticket: Ticket, now: float) -> TurnedAway | bool:
         """As `Gate.enter`: True, it runs; False, `turn_came` or `turned_away` follows, never from within this call."""
@@ -122,9 +125,15 @@ class Door:
         """The gate is gone: all that wait go through."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        for ticket in self.gate.abandon(self._timers.time()):
-            cast("Guest", ticket.waiter).turn_came()
+        self._let_go.extend(self.gate.abandon(self._timers.time()))
+        self._let_through()
+
+    def _let_through(self) -> None:
+        self._timer = None
+        for _ in range(min(ROUND, len(self._let_go))):
+            cast("Guest", self._let_go.popleft().waiter).turn_came()
+        if self._let_go:
+            self._timer = self._timers.call_at(self._timers.time(), self._let_through)
 
     def _round(self, left: int) -> int:
         gate, now = self.gate, self._timers.time()
@@ -141,7 +150,7 @@ class Door:
 
     def _arm(self, *, at_once: bool = False) -> None:
         """Have the clock call us when the gate wants it."""
-        if self._turning:
+        if self._turning or self._let_go:
             return
         now = self._timers.time()
         due = now if at_once else max(self.gate.due(now), now + LEAST_S)

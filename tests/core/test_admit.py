@@ -390,6 +390,7 @@ def test_many_are_turned_away_a_part_at_a_time() -> None:
         part = world.away()
         assert 0 < len(part) <= MAX_TOLD
         told += [ticket for ticket, _ in part]
+        assert world.gate.queued + len(told) == len(waiting)  # nor are more looked at in one call
     assert told == waiting
 
 

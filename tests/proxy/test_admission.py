@@ -11,6 +11,7 @@ from sidecar.kernel.errors import STATUS, Reason
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Admission, Identity, QosMatch, QosPolicy, Quota, Retry, Seconds, Service, Source
 from sidecar.proxy.admission import MOST_TOKENS
+from sidecar.proxy.door import ROUND
 from sidecar.proxy.ports import Counted, Unverified, Verified, Waiter
 from sidecar.proxy.request import Request
 from tests import under_test
@@ -510,6 +511,20 @@ def test_a_reload_that_turns_the_gate_off_lets_all_through() -> None:
     for link in bench.connector.links:
         serves(link)
     assert not bench.held()
+
+
+def test_a_reload_lets_a_thousand_through_a_few_at_a_time_and_forgets_those_who_left() -> None:
+    bench = gated()
+    waiting = [bench.begin(asked()) for _ in range(200)]
+    bench.apply(service(1, admission=Admission(mode="off")))
+    assert len(bench.connector.openings) == 1 + ROUND
+    left_waiting(bench, waiting[-1])
+    bench.apply(service(1, admission=ONE))  # whoever was let go stays so
+    bench.clock.advance(0.001)
+    assert len(bench.connector.openings) == 199
+    for link in bench.connector.links:
+        serves(link)
+    assert all(client.done == 1 for client in waiting) and not bench.held() and not bench.crashes
 
 
 def test_a_reload_that_raises_the_limit_gives_turns() -> None:
