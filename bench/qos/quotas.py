@@ -3,6 +3,7 @@
     python -m bench.qos.quotas                    some nine minutes of a few per cent of a core
     python -m bench.qos.quotas --quick            two and a half minutes, one sidecar's control left out
     python -m bench.qos.quotas --json             the figures as JSON
+    python -m bench.qos.quotas --virtual          other cases, in virtual time with a round trip of 2 ms; seconds
 
 `ann` has 100,000 tokens a minute, asks for four times as much, and goes on within each sidecar's part while the log is
 away; `bob` has as many, asks for one and a half times, and is refused then. All is judged from the client's side: a
@@ -29,7 +30,9 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from sidecar.policy.schema import Quota
 from tests import processes
+from tests.quota_world import Sidecar, World, most_in_a_span
 from tests.servers import Server, valkey
 
 LIMIT: Final = 100_000
@@ -313,6 +316,87 @@ def table(runs: Sequence[Figures]) -> str:
     return "\n".join(lines)
 
 
+class Case(msgspec.Struct, frozen=True):
+    """A case in virtual time. `at`: only so many sidecars are asked (0: all); `first`: the first one's part of it.
+
+    A request takes of its estimate a part between `least` and `most`, for `shortest_s` to `longest_s`.
+    """
+
+    words: str
+    sidecars: int = 10
+    load: float = 4.0
+    mean: int = MEAN_TOKENS
+    at: int = 0
+    first: float = 0.0
+    least: float = 1.0
+    most: float = 1.0
+    shortest_s: float = 1.0
+    longest_s: float = 20.0
+    away: bool = False
+    forgets: bool = False
+
+
+CASES: Final = (
+    Case("4 times the limit, one sidecar", sidecars=1),
+    Case("2 times the limit", load=2.0),
+    Case("4 times the limit"),
+    Case("10 times the limit", load=10.0),
+    Case("4 times the limit", sidecars=50),
+    Case("4 times the limit, all at 2 of them", at=2),
+    Case("0.5 times the limit", load=0.5),
+    Case("0.9 times the limit", load=0.9),
+    Case("0.9 times the limit, one sidecar", sidecars=1, load=0.9),
+    Case("requests of 3,000 tokens", mean=3000),
+    Case("requests of 5,000 tokens", mean=5000),
+    Case("answers use 50 to 150 % of their estimate", least=0.5, most=1.5),
+    Case("answers use 90 to 120 % of it: 5 % too low on average", least=0.9, most=1.2),
+    Case("answers use 10 to 30 % of it and take 5 to 40 s", least=0.1, most=0.3, shortest_s=5.0, longest_s=40.0),
+    Case("the server is away for a minute", away=True),
+    Case("the server is away for a minute, and forgets", away=True, forgets=True),
+    Case("the same, nine tenths of the traffic at one sidecar", away=True, forgets=True, first=0.9),
+)
+VIRTUAL_S: Final = 300.0
+
+
+def virtual(case: Case, seed: int) -> str:
+    """A case's row: the most in any sliding minute, the mean from the second minute on, refusals and draws."""
+    chance = random.Random(seed)
+    world = World(case.sidecars, Quota(name="q", tokens_per_minute=LIMIT))
+    begun = world.now
+    asked = world.sidecars[: case.at or None]
+    for place, sidecar in enumerate(asked):
+        part = 1.0 / len(asked)
+        if case.first:
+            part = case.first if place == 0 else (1.0 - case.first) / (len(asked) - 1)
+
+        def one(sidecar: Sidecar = sidecar) -> None:
+            tokens = chance.randint(case.mean // 2, case.mean * 3 // 2)
+            used = max(1, int(tokens * chance.uniform(case.least, case.most)))
+            world.ask(sidecar, "ann", tokens, used, chance.uniform(case.shortest_s, case.longest_s))
+
+        def gap(rate: float = part * case.load * LIMIT / case.mean / 60.0) -> float:
+            return chance.expovariate(rate)
+
+        world.every(gap, begun + VIRTUAL_S, one)
+    if case.away:
+        world.clock.at(begun + 90.0, world.lose)
+        world.clock.at(begun + 150.0, world.find, case.forgets)
+    world.run(VIRTUAL_S)
+    most = most_in_a_span(world.admitted) / LIMIT
+    mean = sum(used for at, used in world.admitted if at >= begun + 60.0) / LIMIT / (VIRTUAL_S / 60.0 - 1.0)
+    refused = len(world.refused) / (len(world.refused) + len(world.admitted))
+    draws = world.server.calls / VIRTUAL_S
+    shares = f"{100 * most:.1f} % | {100 * mean:.1f} % | {100 * refused:.1f} %"
+    return f"| {case.sidecars} | {case.words} | {shares} | {draws:.0f} |"
+
+
+def _virtual(seed: int) -> None:
+    print("| sidecars | case | most in a sliding minute | mean | refused | draws a second |")
+    print("|---------:|------|-------------------------:|-----:|--------:|---------------:|")
+    for case in CASES:
+        print(virtual(case, seed), flush=True)
+
+
 async def _all(arguments: argparse.Namespace) -> list[Figures]:
     if arguments.quick:
         return [await measured(arguments.sidecars, 100.0, 20.0, 30.0, arguments.seed, True)]
@@ -328,7 +412,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--virtual", action="store_true")
     arguments = parser.parse_args(argv)
+    if arguments.virtual:
+        _virtual(arguments.seed)
+        return 0
     runs = asyncio.run(_all(arguments))
     print(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() if arguments.json else table(runs))
     words = [word for run in runs for word in missed(run)]
