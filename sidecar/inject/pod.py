@@ -6,8 +6,9 @@
 3. The container stands after the mesh's own in `initContainers` and before the user's: its start needs the mesh, and
    what the user starts first may need the engine's door.
 4. Nothing of the pod as a whole is changed but its grace period: no user, no group, no account, no network.
-5. An ordinary container of Istio's starts after ours, while Istio's rules lead our startup probe to it already: each
-   would wait for the other. That is refused, unless those rules leave our admin port out.
+5. An istio-proxy that is an ordinary container starts after ours, while Istio's rules may lead our startup probe to it
+   already: each would wait for the other. That is refused, unless those rules leave our admin port out. It also ends
+   with the engine, before the streams that pass it: that is told.
 6. A pod whose containers all have their limits as requests (QoS class Guaranteed, which pinned CPUs need) stays one:
    the sidecar's requests become its limits.
 """
@@ -203,13 +204,17 @@ def _mesh_in_the_way(spec: Spec, said: dict[str, str]) -> Iterator[Problem]:
     if NAME in [each.strip() for each in said.get(TEMPLATES, "").split(",")]:
         where = f"metadata.annotations.{TEMPLATES}"
         yield Problem(where, f'Istio\'s template "{NAME}" adds the sidecar already: keep one of the two')
-    ordinary = any(each.name == "istio-proxy" for each in spec.containers or ()) or said.get(NATIVE) == "false"
-    if ordinary and not _lists(said.get(EXCLUDE_INBOUND, ""), ADMIN_PORT):
+    if _ordinary(spec, said) and not _lists(said.get(EXCLUDE_INBOUND, ""), ADMIN_PORT):
         words = (
-            f"istio-proxy is an ordinary container here, which starts after the sidecar and before its probes pass: set"
-            f' {NATIVE}: "true", or have {EXCLUDE_INBOUND} name {ADMIN_PORT}'
+            f"istio-proxy is an ordinary container here: it waits for the sidecar's startup probe, and that for it:"
+            f' set {NATIVE}: "true", or have {EXCLUDE_INBOUND} name {ADMIN_PORT}'
         )
         yield Problem("metadata.annotations", words)
+
+
+def _ordinary(spec: Spec, said: dict[str, str]) -> bool:
+    """Whether istio-proxy is no native sidecar, as far as can be seen: it comes later, mostly."""
+    return any(each.name == "istio-proxy" for each in spec.containers or ()) or said.get(NATIVE) == "false"
 
 
 def _wrong_user(path: str, user: User | None) -> Iterator[Problem]:
@@ -259,6 +264,12 @@ def _warnings(spec: Spec, view: Pod, engine: Engine, grace_s: int) -> Iterator[P
     if _lists(said.get(EXCLUDE_INBOUND, ""), PROXY_PORT):
         words = f"traffic to {PROXY_PORT} does not pass istio-proxy: no mTLS, no policy of the mesh"
         yield Problem(f"metadata.annotations.{EXCLUDE_INBOUND}", words)
+    if _ordinary(spec, said):
+        words = (
+            f"istio-proxy is an ordinary container here, and ends with the engine: streams that are older than its"
+            f" terminationDrainDuration ({MESH_CONFIG}; 5 s) are cut"
+        )
+        yield Problem("metadata.annotations", words)
     if said.get(REWRITE) == "false" and not _lists(said.get(EXCLUDE_INBOUND, ""), ADMIN_PORT):
         words = f"with strict mTLS kubelet does not get through to {ADMIN_PORT}: have {EXCLUDE_INBOUND} name it"
         yield Problem(f"metadata.annotations.{REWRITE}", words)

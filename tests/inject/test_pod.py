@@ -187,6 +187,10 @@ def test_what_only_looks_like_it_does_not(given: Object) -> None:
             "is for an ordinary istio-proxy",
         ),
         (pod(annotations={"prometheus.io/port": "8000"}), "port 8000 is on loopback now"),
+        (
+            pod(others=[ISTIO], annotations={"traffic.sidecar.istio.io/excludeInboundPorts": "9401"}),
+            "ends with the engine",
+        ),
     ],
 )
 def test_what_may_surprise_is_a_warning(given: Object, words: str) -> None:
