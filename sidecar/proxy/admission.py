@@ -13,7 +13,7 @@ from sidecar.kernel.ids import VersionName
 from sidecar.proxy.door import Door
 
 UNREAD_TOKENS: Final = 256
-"""What a request is taken for whose body streams through unread: an upload of speech."""
+"""What a request takes whose body streams through unread: an upload of speech, a tunnel, what we do not know."""
 
 MOST_TOKENS: Final = 1 << 24
 """What one request is ever reckoned with, whatever it asks for and whatever its engine says of it: shares and budgets
@@ -60,6 +60,11 @@ class Admission:
         self.queued_at = 0.0
         self.queued_s: float | None = None
         self.version: VersionName | None = None
+
+    @property
+    def enforced(self) -> bool:
+        """Whether a budget of it may refuse."""
+        return any(budget.rule.enforced for budget in self.budgets)
 
     def chosen(self, service: ServiceState, model: str) -> bool:
         """Whether `version` is the one that its turn was given for: once, for the first attempt, and if it is there."""

@@ -52,7 +52,7 @@ from sidecar.proxy.probe import Probe, may_copy
 from sidecar.proxy.request import Request
 from sidecar.proxy.translated import TranslatedAttempt, Translation
 from sidecar.proxy.watchdog import Timers, Watchdog
-from sidecar.wire.call import API_BY_PATH, Call, read_call
+from sidecar.wire.call import API_BY_PATH, Api, Call, read_call
 from sidecar.wire.headers import is_safe_id
 from sidecar.wire.prompt import prompt_of
 from sidecar.wire.refusal import error_event
@@ -85,6 +85,8 @@ _COUNT: Final = 2
 _TURN: Final = 3
 """What a request waits for before it is sent anywhere: nothing, its token's keys, its prompt's count, its turn."""
 
+_EMBEDDINGS: Final = Api.EMBEDDINGS
+_OTHER: Final = Api.OTHER
 _IGNORED: Final = Result.IGNORED
 _OVERLOADED: Final = Result.OVERLOADED
 _FAILURE: Final = Result.FAILURE
@@ -318,9 +320,16 @@ class Exchange:
             self._list_models(service)
             return True
         self._turn_to(service, pipeline.clock())
-        if service.gate is not None and request.method == b"POST" and request.path.startswith(SPEECH_PATH):
+        if (pipeline.ledger.any and (request.method == b"POST" or request.upgrade)) or (
+            service.gate is not None and self._takes_turn()
+        ):
             return self._is(identifier.identify(request.headers, "", near, claims)) or self._meter()
         return self._serve()
+
+    def _takes_turn(self) -> bool:
+        """Whether it is work for an engine: what is no inference that we know passes a gate, as health checks do."""
+        request = self._request
+        return self._call is not None or (request.method == b"POST" and request.path.startswith(SPEECH_PATH))
 
     def _is(self, who: Who) -> bool:
         """Take it for whose request it is; True where nobody could say whose."""
@@ -382,7 +391,7 @@ class Exchange:
             ledger = pipeline.ledger
             model = call.model if call is not None else ""
             budgets = ledger.budgets(who.tenant, model) if ledger.any else ()
-            if not budgets and service.gate is None:
+            if not budgets and (service.gate is None or not self._takes_turn()):
                 return self._serve()
             self._admission = admission = Admission(self._class_of(model), budgets)
         now = pipeline.clock()
@@ -414,21 +423,22 @@ class Exchange:
         admission.prompt_tokens = counted.tokens
         admission.how = counted.how
         answer, limit = call.max_tokens, service.policy.request_tokens
-        if answer is None:
-            answer = pipeline.answers.usual(service.name, call.model)
+        if answer is None or answer < 0:  # to llama.cpp -1 is no bound
+            answer = 0 if call.api is _EMBEDDINGS else pipeline.answers.usual(service.name, call.model)
             if limit:
                 answer = min(answer, allowance(limit, call.stream, admission.qos.budget_factor))
-        admission.tokens = min(MOST_TOKENS, counted.tokens + max(0, answer) * call.n)
+        admission.tokens = min(MOST_TOKENS, counted.tokens + answer * call.n)
         return True
 
     def _reserve(self, service: ServiceState, admission: Admission, now: float) -> bool:
         """Take what the request may use out of its tenant's budgets; False: it was refused."""
         call, ledger = self._call, self._pipeline.ledger
         limit = service.policy.request_tokens
-        if limit and call is not None and call.max_tokens is not None:
+        if limit and call is not None and call.max_tokens is not None and admission.enforced:
             allowed = allowance(limit, call.stream, admission.qos.budget_factor)
-            if call.max_tokens > allowed:
-                said = f"max_tokens {call.max_tokens} is above the {allowed} that one request may ask for"
+            if call.max_tokens * call.n > allowed:
+                times = f" for each of {call.n} answers" if call.n > 1 else ""
+                said = f"max_tokens {call.max_tokens}{times} is above the {allowed} that one request may ask for"
                 self._refuse(Reason.QUOTA_EXCEEDED, said, None, "max_tokens", final=True)
                 return False
         reservation = ledger.reserve(admission.budgets, admission.tokens, now)
@@ -442,7 +452,7 @@ class Exchange:
 
     def _enter(self, service: ServiceState, admission: Admission, model: str) -> bool | None:
         """Go in at the gate of the service that is to serve; None: it is in. All else is for `_serve`'s caller."""
-        gate, door = service.gate, admission.door
+        gate, door = service.gate if self._takes_turn() else None, admission.door
         if door is not None and door.service is service:
             return None
         pipeline, call, session = self._pipeline, self._call, self._session if self._home else None
@@ -981,27 +991,37 @@ class Exchange:
         pipeline, call, now = self._pipeline, self._call, self._pipeline.clock()
         self._admission = None
         used = 0
-        if call is not None:
+        try:
             used = self._used(admission, call)
-        admission.settle(pipeline.ledger, used, now, asked=self._attempts > 0)
-        admission.leave(used, now)
+        finally:
+            admission.settle(pipeline.ledger, used, now, asked=self._attempts > 0)
+            admission.leave(used, now)
 
-    def _used(self, admission: Admission, call: Call) -> int:
+    def _used(self, admission: Admission, call: Call | None) -> int:
         """Tokens that the last attempt took: as the engine says, else as we counted; what gave nothing is free."""
         attempt, service = self._attempt, self._serving
         if attempt is None or attempt.ending is None or not attempt.sent_at:
             return 0
+        if attempt.head is not None and attempt.head.status >= 400:
+            return 0
+        if call is None:
+            return admission.prompt_tokens if attempt.head is not None else 0
         usage, reader = attempt.usage, attempt.reader
         told = usage.prompt_tokens if usage is not None else None
         answer = usage.completion_tokens if usage is not None else None
+        if answer is not None and answer < 0:
+            answer = None
         counted = reader.tokens if reader is not None else (attempt.bytes_out // 4 if attempt.committed else 0)
+        if call.api is _EMBEDDINGS or (call.api is _OTHER and told):
+            counted = 0  # numbers about the prompt
         if service is not None and attempt.ending is _COMPLETE:
-            if told and admission.prompt:
+            if told and told > 0 and admission.prompt:
                 self._pipeline.counter.reported(service.name, call.model, admission.prompt, told)
-            self._pipeline.answers.heard(service.name, call.model, answer if answer is not None else counted)
+            if call.api is not _EMBEDDINGS:
+                self._pipeline.answers.heard(service.name, call.model, answer if answer is not None else counted)
         if attempt.ending is not _COMPLETE and attempt.ending is not _CLIENT_LEFT and not counted and not answer:
             return 0
-        used = (told if told else admission.prompt_tokens) + (answer if answer is not None else counted)
+        used = (told if told and told > 0 else admission.prompt_tokens) + (answer if answer is not None else counted)
         return max(0, min(MOST_TOKENS, used))
 
     def _record(self) -> None:

@@ -56,6 +56,7 @@ _api_at = API_BY_PATH.get
 
 _RESPONSES: Final = Api.RESPONSES
 _MESSAGES: Final = Api.MESSAGES
+_COMPLETIONS: Final = Api.COMPLETIONS
 
 
 def api_of(method: bytes, path: bytes) -> Api | None:
@@ -128,7 +129,7 @@ def read_call(api: Api, body: bytes) -> Call:
 def _limit(api: Api, body: CallBody) -> int | None:
     if api is _RESPONSES:
         return _integer("max_output_tokens", body.max_output_tokens)
-    if body.max_completion_tokens is not None:
+    if body.max_completion_tokens is not None and api is not _COMPLETIONS and api is not _MESSAGES:  # unknown to these
         return _integer("max_completion_tokens", body.max_completion_tokens)
     return _integer("max_tokens", body.max_tokens)
 

@@ -1,0 +1,114 @@
+"""What requests reserve and pay that try to pay less than they use, and what honest ones must not pay for."""
+
+import pytest
+
+from sidecar.kernel.errors import Reason
+from sidecar.policy.schema import Admission, Quota
+from sidecar.proxy.admission import UNREAD_TOKENS
+from sidecar.proxy.request import Request
+from tests.harness import request
+from tests.proxy.bench import Bench, request_of, service
+from tests.proxy.fakes import JSON, FakeClient, head_of
+from tests.under_test import CHAT
+
+COMPLETIONS = b"/v1/completions"
+EMBEDDED = (
+    b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[%b]}],"usage":{"prompt_tokens":8}}'
+    % b",".join([b"0.123456789"] * 1536)
+)
+
+
+def asked(body: bytes, path: bytes = COMPLETIONS) -> Request:
+    return request_of(request(path, method=b"POST", headers=[b"x-tenant-id: a"], body=body))
+
+
+def metered(mode: str = "enforce", tenants: int = 1, **changes: object) -> Bench:
+    quota = Quota(name="q", tokens_per_minute=100_000, requests_per_minute=50, mode=mode)  # type: ignore[arg-type]
+    changes.setdefault("admission", Admission(mode="off"))
+    return Bench(service(1, **changes), quotas=(quota,))
+
+
+def served(bench: Bench, answer: bytes, status: int = 200) -> int:
+    """What was paid for it."""
+    bench.link.heads(head_of(status, JSON, len(answer))).says(answer).ends()
+    assert not bench.held()
+    return bench.ledger.counts["q"].settled_tokens
+
+
+def told(prompt: int, answer: int) -> bytes:
+    return b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % (
+        prompt,
+        answer,
+    )
+
+
+def refused(client: FakeClient) -> Reason:
+    assert client.refusal is not None
+    return client.refusal.reason
+
+
+def test_an_embedding_pays_its_prompt_and_not_its_numbers() -> None:
+    bench = metered()
+    for _ in range(25):
+        bench.begin(asked(b'{"model":"m","input":"hello"}', b"/v1/embeddings"))
+        served(bench, EMBEDDED)
+    assert bench.ledger.counts["q"].settled_tokens == 25 * 8
+    assert max(record.reserved_tokens for record in bench.recorder.requests) < 20
+    assert bench.pipeline.answers.usual("default", "m") == 256
+
+
+def test_what_an_engine_refuses_costs_no_tokens_and_teaches_nothing() -> None:
+    bench = metered()
+    for _ in range(25):
+        bench.begin(asked(b'{"model":"m","prompt":"hello"}'))
+        assert served(bench, b'{"error":{"message":"too long","code":400}}', 400) == 0
+    assert bench.pipeline.answers.usual("default", "m") == 256
+    (budget,) = bench.ledger.budgets("a", "m")
+    assert [meter.own for meter in budget.meters] == [0, 25]
+
+
+@pytest.mark.parametrize("said", [told(8, -5000), told(-5000, 3)], ids=["answer", "prompt"])
+def test_what_an_engine_says_never_gives_tokens(said: bytes) -> None:
+    bench = metered()
+    bench.begin(asked(b'{"model":"m","prompt":"hello","max_tokens":9}'))
+    assert 0 < served(bench, said) < 100
+
+
+def test_no_bound_is_reserved_like_none_that_is_said() -> None:
+    bench = metered()
+    for bound in (b"", b',"max_tokens":-1'):
+        bench.begin(asked(b'{"model":"m","prompt":"hello"%b}' % bound))
+        served(bench, told(2, 3))
+    none, minus = [record.reserved_tokens for record in bench.recorder.requests]
+    assert minus == none > 256
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"prompt":"a","max_completion_tokens":1,"max_tokens":101}', b'{"prompt":"a","n":2,"max_tokens":51}']
+)
+def test_what_one_request_may_ask_for_is_all_that_it_asks_for(body: bytes) -> None:
+    bench = metered(request_tokens=100)
+    assert refused(bench.begin(asked(body))) is Reason.QUOTA_EXCEEDED and not bench.held()
+
+
+def test_a_quota_in_shadow_refuses_nothing_however_much_is_asked_for() -> None:
+    bench = metered("shadow", request_tokens=100)
+    bench.begin(asked(b'{"prompt":"a","max_tokens":101}'))
+    assert served(bench, told(2, 3)) == 5
+
+
+@pytest.mark.parametrize("path", [b"/v1/audio/transcriptions", b"/completion", b"/api/chat"])
+@pytest.mark.parametrize("mode", ["off", "enforce"])
+def test_what_streams_through_unread_is_paid_for(path: bytes, mode: str) -> None:
+    bench = metered(admission=Admission(mode=mode, limit="fixed", concurrency=1))  # type: ignore[arg-type]
+    bench.begin(asked(b"sound", path))
+    assert served(bench, b"{}") == UNREAD_TOKENS
+    (budget,) = bench.ledger.budgets("a", "")
+    assert [meter.own for meter in budget.meters] == [UNREAD_TOKENS, 1]
+
+
+def test_what_is_no_work_for_engines_takes_no_turn() -> None:
+    bench = metered(admission=Admission(limit="fixed", concurrency=1))
+    bench.begin(asked(b'{"model":"m","messages":[]}', CHAT))
+    bench.begin(asked(b"{}", b"/tokenize"))
+    assert len(bench.connector.openings) == 2
