@@ -229,6 +229,10 @@ class Lanes:
             group.qos = standing.qos
             groups.append(group)
         lane.groups = groups
+        # What each had was among other rivals: they begin anew, all alike.
+        lane.starts = [0.0] * len(lane.starts)
+        for group in groups:
+            group.counter = 0.0
         for gone in before.values():
             self._forget_group(gone, now)
         for ticket in waiting:

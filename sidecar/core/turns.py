@@ -351,7 +351,8 @@ class Group:
     def settle(self, share: Share, tokens: int) -> None:
         """It used so many more than were charged, or fewer (negative)."""
         share.counter += tokens / share.weight
-        self.counter += tokens / self.qos.weight
+        if self.standing.rivals:
+            self.counter += tokens / self.qos.weight
         if tokens < 0 and share.queued:
             self.offer(share)
 

@@ -10,8 +10,8 @@ from sidecar.core.classes import Classes
 from sidecar.core.lanes import MAX_LANES, MAX_TENANTS
 from sidecar.core.turns import OUT, QUEUED
 from sidecar.kernel.ids import VersionName
-from sidecar.policy.schema import Admission
-from tests.core.gates import BATCH, VOICE, World, full
+from sidecar.policy.schema import Admission, QosPolicy, Seconds
+from tests.core.gates import BATCH, TEXT, VOICE, World, full
 
 
 def test_requests_whose_endpoints_are_full_do_not_hold_up_others() -> None:
@@ -175,3 +175,44 @@ def test_lanes_that_nobody_uses_are_forgotten() -> None:
     assert world.gate.view(world.now).tenants <= MAX_LANES + 1
     world.leave(held)
     assert world.gate.running == 0
+
+
+def test_a_class_that_gets_a_rival_by_a_reload_is_not_made_to_pay_for_what_it_had_alone() -> None:
+    long = replace(TEXT, latency_sla_ms=60_000, max_wait_s=Seconds(3600), priority=6)
+    world = World(1, policies=(long, VOICE), admission=Admission(queue=2000, reserve=0))
+    for _ in range(1000):
+        world.leave(world.come("text", tokens=100), 500)
+    rival = replace(long, name="rival")
+    world.classes = Classes((long, rival, VOICE))
+    world.gate.use(world.admission, world.classes, world.now)
+    running = full(world, "voice")
+    for _ in range(100):
+        world.come("text")
+        world.come("rival")
+    given = Counter(world.serve(running)[0].qos.name for _ in range(100))
+    assert given["text"] == given["rival"] == 50
+
+
+def test_a_class_whose_priority_changes_begins_among_its_new_rivals_as_they_do() -> None:
+    def policies(priority: int) -> tuple[QosPolicy, ...]:
+        long = replace(TEXT, latency_sla_ms=60_000, max_wait_s=Seconds(3600))
+        return (
+            replace(long, name="one", priority=priority),
+            replace(long, name="mate", priority=7),
+            replace(long, name="other", priority=3),
+            replace(long, name="fourth", priority=3),
+            VOICE,
+        )
+
+    world = World(1, policies=policies(7), admission=Admission(queue=2000, reserve=0))
+    running = full(world, "voice")
+    for _ in range(100):
+        world.come("one", tokens=1000)
+        world.serve(running)
+    world.classes = Classes(policies(3))
+    world.gate.use(world.admission, world.classes, world.now)
+    for _ in range(60):
+        for name in ("one", "other"):
+            world.come(name)
+    given = Counter(world.serve(running)[0].qos.name for _ in range(60))
+    assert given["one"] == given["other"] == 30
