@@ -46,6 +46,21 @@ class Faults:
             raise TooManyFaults
 
 
+class Within(Faults):
+    """Hands errors on to `faults`, as those of what is at `place` there: their paths begin at it."""
+
+    __slots__ = ("_faults", "_place")
+
+    def __init__(self, faults: Faults, place: str) -> None:
+        super().__init__()
+        self._faults = faults
+        self._place = place
+
+    def add(self, error: PolicyError) -> None:
+        """As `faults` does."""
+        self._faults.add(msgspec.structs.replace(error, path=self._place + error.path.removeprefix("$")))
+
+
 class TooManyFaults(Exception):
     """Nothing more is read; what was found so far is told."""
 

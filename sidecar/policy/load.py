@@ -1,6 +1,7 @@
 """Files to one snapshot, or to every fault in all of them.
 
-1. A file may hold several documents; files are taken in the order given, and a later document may not redefine a name.
+1. A file may hold several documents, and a List of Kubernetes is its items; files are taken in the order given, and a
+   later document may not redefine a name.
 2. All faults of all files are told together, up to `MAX_ERRORS`. A file whose syntax breaks off still has its first
    documents judged.
 3. A CircuitBreakerPolicy is the mesh's word on one scope, and holds for every service, or those that it names, over
@@ -33,9 +34,10 @@ from sidecar.policy.custom import (
 )
 from sidecar.policy.document import Mapping as MapNode
 from sidecar.policy.document import Node, Scalar, documents
-from sidecar.policy.errors import Fault, Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
+from sidecar.policy.document import Sequence as ListNode
+from sidecar.policy.errors import Fault, Faults, PolicyError, PolicyErrors, Step, TooManyFaults, Within, path_of, quote
 from sidecar.policy.read import Reader, line_of
-from sidecar.policy.resources import Document, LlmServiceDocument, MeshBreakerDocument, TokenQuotaDocument
+from sidecar.policy.resources import Document, ListDocument, LlmServiceDocument, MeshBreakerDocument, TokenQuotaDocument
 from sidecar.policy.schema import (
     DEFAULT_VERSION,
     Endpoint,
@@ -190,7 +192,7 @@ class _Assembly:
             for file, data in files:
                 for tree in documents(file, data, self._faults):
                     empty = False
-                    self._document(file, tree)
+                    self._document(file, tree, self._faults)
             self._check_fallbacks()
             if empty and not self._faults.errors:
                 self._faults.add(PolicyError(files[0][0], 0, "$", "no policy: there is no document here"))
@@ -226,21 +228,24 @@ class _Assembly:
                 warnings.append(f"{where} {', '.join(unknown)}; it holds once a routing table makes one")
         return replace(snapshot, warnings=tuple(warnings))
 
-    def _document(self, file: str, tree: Node) -> None:
-        reader = Reader(file, self._faults)
+    def _document(self, file: str, tree: Node, faults: Faults) -> None:
+        reader = Reader(file, faults)
         kind = _kind(tree)
         match kind:
             case "Policy":
-                self._policy(file, tree)
+                self._policy(file, tree, faults)
                 return
             case "CircuitBreakerPolicy":
-                self._mesh_breaker(file, tree)
+                self._mesh_breaker(file, tree, faults)
                 return
             case "LLMService":
-                self._llm_service(file, tree)
+                self._llm_service(file, tree, faults)
                 return
             case "TokenQuota":
-                self._token_quota(file, tree)
+                self._token_quota(file, tree, faults)
+                return
+            case "List":
+                self._list(file, tree, faults)
                 return
             case None:
                 reader.error(tree.line, "$", "expected a mapping with apiVersion and kind")
@@ -249,12 +254,26 @@ class _Assembly:
             case _:
                 reader.error(line_of(tree, "kind"), "$.kind", f"expected one of {KINDS}, got {quote(kind)}")
 
-    def _policy(self, file: str, tree: Node) -> None:
-        reader = Reader(file, self._faults)
+    def _list(self, file: str, tree: Node, faults: Faults) -> None:
+        """What `kubectl get -o yaml` writes of several objects; a list within a list is none."""
+        reader = Reader(file, faults)
+        reader.fields(tree, ListDocument)
+        entry = tree.entries.get("items") if isinstance(tree, MapNode) else None
+        if entry is None or not isinstance(entry[1], ListNode):
+            reader.error(line_of(tree, "items"), "$.items", "expected a list")
+            return
+        for index, item in enumerate(entry[1].items):
+            if _kind(item) == "List":
+                reader.error(item.line, f"$.items[{index}].kind", f"expected one of {KINDS}, got List")
+            else:
+                self._document(file, item, Within(faults, f"$.items[{index}]"))
+
+    def _policy(self, file: str, tree: Node, faults: Faults) -> None:
+        reader = Reader(file, faults)
         values = reader.fields(tree, PolicyDocument)
         # A wrong apiVersion is told, and the rest judged all the same.
         policy = PolicyDocument(**{"api_version": "sidecar/v1", "kind": "Policy", **values})
-        judge = _Judge(file, tree, reader, self._faults)
+        judge = _Judge(file, tree, reader, faults)
         for index, service in enumerate(policy.services):
             at: tuple[Step, ...] = ("services", index)
             if self._define(f"service {service.name}", judge, at, "name"):
@@ -276,8 +295,8 @@ class _Assembly:
         if "ready_when" in values and self._define("ready_when", judge, ("ready_when",)):
             self._ready_when = policy.ready_when
 
-    def _mesh_breaker(self, file: str, tree: Node) -> None:
-        values, judge = self._resource(file, tree, MeshBreakerDocument)
+    def _mesh_breaker(self, file: str, tree: Node, faults: Faults) -> None:
+        values, judge = self._resource(file, tree, MeshBreakerDocument, faults)
         if values is None:
             return
         rule = MeshBreakerDocument(api_version="resilience.example.com/v1", kind="CircuitBreakerPolicy", **values).spec
@@ -292,8 +311,8 @@ class _Assembly:
             what = f"the CircuitBreakerPolicy of service {service} for scope {rule.scope}"
             self._define(what, judge, ("spec", "services", index))
 
-    def _llm_service(self, file: str, tree: Node) -> None:
-        values, judge = self._resource(file, tree, LlmServiceDocument)
+    def _llm_service(self, file: str, tree: Node, faults: Faults) -> None:
+        values, judge = self._resource(file, tree, LlmServiceDocument, faults)
         if values is None:
             return
         document = LlmServiceDocument(api_version="infra.ai/v1", kind="LLMService", **values)
@@ -302,8 +321,8 @@ class _Assembly:
         if self._define(f"service {service.name}", judge, ("metadata", "name"), fallback=("spec", "fallbackService")):
             self._services[service.name] = service
 
-    def _token_quota(self, file: str, tree: Node) -> None:
-        values, judge = self._resource(file, tree, TokenQuotaDocument)
+    def _token_quota(self, file: str, tree: Node, faults: Faults) -> None:
+        values, judge = self._resource(file, tree, TokenQuotaDocument, faults)
         if values is None:
             return
         document = TokenQuotaDocument(api_version="infra.ai/v1", kind="TokenQuota", **values)
@@ -312,15 +331,17 @@ class _Assembly:
         if self._define(f"quota {quota.name}", judge, ("metadata", "name")):
             self._quotas[quota.name] = quota
 
-    def _resource(self, file: str, tree: Node, kind: type[Document]) -> tuple[dict[str, Any] | None, _Judge]:
+    def _resource(
+        self, file: str, tree: Node, kind: type[Document], faults: Faults
+    ) -> tuple[dict[str, Any] | None, _Judge]:
         """`metadata` and `spec` of a custom resource, as far as they were read; None where one of them was not.
 
         A wrong apiVersion is told, and the rest judged all the same.
         """
-        reader = Reader(file, self._faults)
+        reader = Reader(file, faults)
         values = reader.fields(tree, kind)
         whole: dict[str, Any] = {name: values[name] for name in ("metadata", "spec") if name in values}
-        return whole if len(whole) == 2 else None, _Judge(file, tree, reader, self._faults)
+        return whole if len(whole) == 2 else None, _Judge(file, tree, reader, faults)
 
     def _define(
         self,

@@ -198,3 +198,12 @@ class TokenQuotaDocument(Document, frozen=True, kw_only=True):
     kind: Literal["TokenQuota"]
     metadata: NamedMetadata
     spec: TokenQuota
+
+
+class ListDocument(Strict, frozen=True, kw_only=True):
+    """What `kubectl get -o yaml` writes of several objects; each item is judged as a document of its own."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(("items", "metadata"))
+
+    api_version: Literal["v1"] = field(name="apiVersion")
+    kind: Literal["List"]

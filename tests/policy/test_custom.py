@@ -478,3 +478,37 @@ def test_a_wrong_version_of_the_api_is_told_and_the_rest_judged_all_the_same(doc
 def test_an_object_without_metadata_or_spec_says_so(document: Any) -> None:
     for key in ("metadata", "spec", "apiVersion"):
         assert faults_of({name: value for name, value in document.items() if name != key}) == [(f"$.{key}", "missing")]
+
+
+def listed(*items: Any) -> Any:
+    """As `kubectl get -o json` writes several objects."""
+    return {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": list(items)}
+
+
+def test_a_list_of_objects_is_its_items() -> None:
+    objects = (llm_service("a"), mesh("Node", services=["a"]), token_quota(concurrency=1), policy(B))
+    assert load_documents(listed(*objects)) == load_documents(*objects)
+    assert load_documents(listed()) == load_documents(policy())
+
+
+def test_a_fault_in_a_list_is_told_where_it_is() -> None:
+    assert faults_of(
+        listed(
+            llm_service("a"), llm_service("a", canaryTrafficPercent=1), mesh("Node", key="route"), {"kind": "Pod"}, 5
+        )
+    ) == [
+        ("$.items[1].spec.canaryTrafficPercent", BESIDE),
+        ("$.items[1].metadata.name", "service a is defined already, at a.yaml:1"),
+        ("$.items[2].spec.key", "key is of scope Request only"),
+        ("$.items[3].kind", "expected one of CircuitBreakerPolicy, LLMService, Policy, TokenQuota, got Pod"),
+        ("$.items[4]", "expected a mapping with apiVersion and kind"),
+    ]
+    assert faults_of(listed(listed())) == [
+        ("$.items[0].kind", "expected one of CircuitBreakerPolicy, LLMService, Policy, TokenQuota, got List")
+    ]
+    assert faults_of({**listed(), "apiVersion": "v2", "spec": 1}) == [
+        ("$.apiVersion", "expected v1, got the text v2"),
+        ("$.spec", "unknown key; known are apiVersion, kind"),
+    ]
+    assert faults_of({**listed(), "items": {}}) == [("$.items", "expected a list")]
+    assert faults_of({"apiVersion": "v1", "kind": "List"}) == [("$.items", "expected a list")]

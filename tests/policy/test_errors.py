@@ -1,6 +1,16 @@
 import pytest
 
-from sidecar.policy.errors import MAX_ERRORS, Faults, PolicyError, PolicyErrors, Step, TooManyFaults, path_of, quote
+from sidecar.policy.errors import (
+    MAX_ERRORS,
+    Faults,
+    PolicyError,
+    PolicyErrors,
+    Step,
+    TooManyFaults,
+    Within,
+    path_of,
+    quote,
+)
 
 
 def test_an_error_reads_as_compilers_write_them() -> None:
@@ -43,3 +53,14 @@ def test_no_more_faults_are_collected_than_anybody_reads() -> None:
         for line in range(2 * MAX_ERRORS):
             faults.add(PolicyError("a", line, "$", "x"))
     assert len(faults.errors) == MAX_ERRORS
+
+
+def test_errors_of_what_is_within_something_are_told_as_its_own() -> None:
+    faults = Faults()
+    inner = Within(Within(faults, "$.items[3]"), "$.a")
+    inner.add(PolicyError("f", 7, "$.b", "missing"))
+    inner.add(PolicyError("f", 7, "$", "missing"))
+    assert [error.path for error in faults.errors] == ["$.items[3].a.b", "$.items[3].a"]
+    with pytest.raises(TooManyFaults):
+        for _ in range(MAX_ERRORS):
+            inner.add(PolicyError("f", 7, "$", "missing"))
