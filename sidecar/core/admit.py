@@ -140,6 +140,9 @@ class Gate:
         if mode != self.mode:
             self.mode = mode
             self._release(now)
+            for standing in self._lanes.standings:
+                # Who was turned away, and who would have been, are not one count.
+                standing.overloaded = standing.queue_timeout = standing.preempted = 0
 
     def enter(self, ticket: Ticket, pool: Pool, now: float) -> TurnedAway | bool:
         """True: it runs, and is to be sent before anything else is asked of the gate. False: it waits for `take`."""

@@ -26,7 +26,7 @@ to say why nobody can serve, and of many that is said again for a moment without
    better to go, and probes come first as ever.
 6. Who is at its limit (`limit`) is passed over while another is not: drawn and full, the next one with room serves. A
    bound session goes elsewhere meanwhile, and its binding stays. If all are full the limits are ignored: who may enter
-   was decided before (`admit`).
+   was decided before (`admit`). In shadow they are, too: nobody goes elsewhere for what is not in force.
 7. When nobody can serve, the reason speaks of the nodes that this request has not tried: all open, `breaker_open` and
    the earliest probe; any of them only full, `overloaded` and the earliest of all; none left, `no_endpoint`.
 """
@@ -166,7 +166,7 @@ def _preferred(
             and home.key not in tried
             and (home.share >= 1.0 or position(session.id) < home.share)
             and not _yields(home, now, chance)
-            and home.in_flight < home.limit
+            and (home.in_flight < home.limit or _in_shadow(service))
         ):
             permit = home.breaker.acquire(now)
             if isinstance(permit, Permit):
@@ -292,7 +292,10 @@ def _draw(nodes: list[Node], tried: Collection[EndpointKey], now: float, chance:
 def _with_room(
     service: ServiceState, pool: Pool, tried: Collection[EndpointKey], chance: Callable[[], float]
 ) -> Node | None:
-    """The first one below its limit from a random place on, a local one if those come first; None: there is none."""
+    """The first one below its limit from a random place on, a local one if those come first; None: there is none, or
+    limits are not in force."""
+    if _in_shadow(service):
+        return None
     for nodes in (pool.local.nodes, pool.ready.nodes) if service.local_first else (pool.ready.nodes,):
         count = len(nodes)
         at = int(chance() * count)
@@ -302,6 +305,11 @@ def _with_room(
                 return node
             at = at + 1 if at + 1 < count else 0
     return None
+
+
+def _in_shadow(service: ServiceState) -> bool:
+    gate = service.gate
+    return gate is not None and gate.mode == "shadow"
 
 
 def _choose(

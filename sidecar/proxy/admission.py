@@ -75,7 +75,7 @@ class Admission:
         return ticket.version is None or len(service.pool(model, ticket.version).nodes) > 0
 
     def let_in(self, now: float) -> None:
-        """Its turn came."""
+        """It waits no more: its turn came, or it goes without."""
         if self.queued_at:
             self.queued_s = (self.queued_s or 0.0) + now - self.queued_at
             self.queued_at = 0.0

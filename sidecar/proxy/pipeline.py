@@ -545,10 +545,12 @@ class Exchange:
 
     def _leave_step(self) -> None:
         """Wait for nothing any more."""
-        step = self._step
+        step, admission = self._step, self._admission
         self._rest()
         verifier = self._pipeline.verifier
-        if step is _KEYS and verifier is not None:
+        if step is _TURN and admission is not None:
+            admission.let_in(self._pipeline.clock())  # its record says how long it waited in vain
+        elif step is _KEYS and verifier is not None:
             verifier.forget(self)
         elif step is _COUNT:
             self._pipeline.counter.forget(self)

@@ -1,6 +1,7 @@
 """Turns and budgets on a request's way: who waits, who is refused and how, and that nothing is held afterwards."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from sidecar.proxy.ports import Counted, Unverified, Verified, Waiter
 from sidecar.proxy.request import Request
 from tests import under_test
 from tests.harness import request
-from tests.proxy.bench import Bench, endpoints, get, request_of, service
+from tests.proxy.bench import Bench, chat, endpoints, get, request_of, service
 from tests.proxy.fakes import JSON, FakeClient, FakeLink, head_of
 from tests.under_test import CHAT, COMPLETION, DONE, FINISH, ROLE, node_breaker, token
 
@@ -93,6 +94,7 @@ def test_a_client_that_leaves_its_place_in_the_queue_holds_nothing() -> None:
     bench.begin(asked(), left)
     bench.begin(asked(), waits)
     assert left.exchange is not None
+    bench.clock.advance(2.0)
     left.exchange.client_left()
     assert left.done == 1 and left.refusal is None
     serves(bench.link)
@@ -101,6 +103,7 @@ def test_a_client_that_leaves_its_place_in_the_queue_holds_nothing() -> None:
     assert waits.ended and not bench.held()
     record = bench.recorder.requests[0]
     assert (record.status, record.flag, record.result) == (499, "DC", Result.IGNORED)
+    assert record.queued_s == pytest.approx(2.0)
 
 
 def test_a_drain_that_runs_out_of_time_tells_those_who_wait() -> None:
@@ -224,6 +227,27 @@ def test_in_shadow_nobody_waits_and_all_is_told() -> None:
     for link in bench.connector.links:
         serves(link)
     assert [record.shadowed for record in bench.recorder.requests] == ["", "overloaded"] and not bench.held()
+
+
+@pytest.mark.parametrize(("mode", "there"), [("shadow", 3), ("enforce", 2)])
+def test_in_shadow_a_session_stays_where_it_is(mode: Literal["shadow", "enforce"], there: int) -> None:
+    bench = Bench(service(2, admission=Admission(mode=mode, limit="fixed", concurrency=1)), qos_policies=(TEXT,))
+    bench.begin(chat(session="s"))
+    serves(bench.link)
+    for _ in range(2):
+        bench.begin(chat(session="s"))
+    assert [opening.key for opening in bench.connector.openings].count(bench.connector.openings[0].key) == there
+
+
+def test_who_was_turned_away_and_who_would_have_been_are_not_one_count() -> None:
+    bench = gated(admission=Admission(limit="fixed", concurrency=1, queue=0))
+    bench.begin(asked())
+    bench.begin(asked())
+    assert bench.state.gate is not None
+    counts = [sum(seen.overloaded for seen in bench.state.gate.view(bench.clock.now).classes)]
+    bench.apply(service(1, admission=Admission(mode="shadow", limit="fixed", concurrency=1, queue=0)))
+    counts.append(sum(seen.overloaded for seen in bench.state.gate.view(bench.clock.now).classes))
+    assert counts == [1, 0]
 
 
 # Fallbacks.
