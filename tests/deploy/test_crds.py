@@ -16,10 +16,9 @@ from sidecar.policy.load import PolicyErrors, load
 from sidecar.policy.schema import Snapshot
 from tests.deploy import crds, kubernetes
 from tests.deploy.apply import Definition
-from tests.deploy.objects import DEPLOY, ROOT, Object, read
+from tests.deploy.objects import DEPLOY, ROOT, Object, kustomize, read
 
-FILES = sorted((DEPLOY / "crds").glob("*s.yaml"))
-CRDS = [each for path in FILES for each in read(path.read_text(encoding="utf-8"))]
+CRDS = kustomize(DEPLOY / "crds")
 DEFINITIONS = {made.kind: made for made in map(Definition, CRDS)}
 EACH = pytest.mark.parametrize("crd", CRDS, ids=[crd["spec"]["names"]["kind"] for crd in CRDS])
 
@@ -66,6 +65,12 @@ def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
         yield from nodes(each, f"{path}.{name}")
     if "items" in schema:
         yield from nodes(schema["items"], f"{path}[]")
+
+
+def test_all_three_are_built_one_from_each_file() -> None:
+    files = {path.stem for path in (DEPLOY / "crds").glob("*.yaml")} - {"kustomization"}
+    assert {crd["spec"]["names"]["plural"] for crd in CRDS} == files
+    assert set(DEFINITIONS) == {"CircuitBreakerPolicy", "LLMService", "TokenQuota"}
 
 
 @pytest.mark.parametrize("release", kubernetes.RELEASES)
@@ -226,6 +231,18 @@ def test_a_good_object_is_taken_by_both_and_means_the_same_with_its_defaults(eac
     stored = DEFINITIONS[each["kind"]].defaulted(each)
     assert loaded(stored) == loaded(each)
     assert stored["spec"].keys() >= each["spec"].keys()
+
+
+def test_the_objects_of_our_own_manifests_are_good() -> None:
+    """Files of a ConfigMap, which no API server would judge."""
+    found = []
+    for path in sorted(DEPLOY.rglob("policy/*.yaml")):
+        for each in read(path.read_text(encoding="utf-8")):
+            assert loaded(each), path
+            if each["kind"] in DEFINITIONS:
+                found.append(each)
+                assert answer(each) == [], path
+    assert len(found) >= 3
 
 
 # --- bad objects ----------------------------------------------------------------------------------------------------
