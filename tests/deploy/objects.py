@@ -54,8 +54,8 @@ def _built(folder: Path) -> str:
     kubectl = shutil.which("kubectl")
     assert kubectl, NO_KUBECTL
     done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, f"kubectl kustomize {folder.relative_to(ROOT)}: {done.stderr}"
-    assert not done.stderr, f"kubectl kustomize {folder.relative_to(ROOT)} warns: {done.stderr}"
+    assert done.returncode == 0, f"kubectl kustomize {folder}: {done.stderr}"
+    assert not done.stderr, f"kubectl kustomize {folder} warns: {done.stderr}"
     return done.stdout
 
 
