@@ -18,7 +18,8 @@ AGAIN: Final = 16
 PER_DOUBLING: Final = 8
 BINS: Final = 24 * PER_DOUBLING
 MODELS: Final = 1000
-"""Models that are remembered: clients choose the names."""
+NAME: Final = 256
+"""Models that are remembered, and characters of each: clients choose the names."""
 
 
 class _Lengths:
@@ -41,12 +42,12 @@ class AnswerLengths:
 
     def usual(self, service: str, model: str) -> int:
         """Tokens that 95 of 100 answers do not exceed; `FIRST` until enough were seen."""
-        known = self._by_model.get(service + "\n" + model)
+        known = self._by_model.get(service + "\n" + model[:NAME])
         return FIRST if known is None else known.usual
 
     def heard(self, service: str, model: str, tokens: int) -> None:
         """An answer ended by itself and had so many tokens."""
-        key = service + "\n" + model
+        key = service + "\n" + model[:NAME]
         known = self._by_model.get(key)
         if known is None:
             known = _Lengths()

@@ -25,11 +25,11 @@ from sidecar.core.breaker import (
 )
 from sidecar.core.classes import Classes
 from sidecar.core.identify import Identifier
-from sidecar.core.models import ModelTable
+from sidecar.core.models import MAX_MODEL_NAME, ModelTable
 from sidecar.core.models import matches as matches
 from sidecar.core.pool import Node as Node
 from sidecar.core.pool import Pool as Pool
-from sidecar.core.service import MAX_MODEL_NAME, Agreement, ServiceState
+from sidecar.core.service import Agreement, ServiceState
 from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import Identity, QosPolicy, Service, Snapshot
 

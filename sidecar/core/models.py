@@ -12,6 +12,10 @@ from typing import Final, Generic, TypeVar
 
 _T = TypeVar("_T")
 
+MAX_MODEL_NAME: Final = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
+
+MAX_TEXT: Final = 1024  # a megabyte against a glob with three stars takes 24 ms
+
 _SPECIAL: Final = pattern(r"[*?\[]")
 
 
@@ -49,5 +53,5 @@ class ModelTable(Generic[_T]):
 
 
 def matches(globs: tuple[str, ...], model: str) -> bool:
-    """Whether a model name is among globs (`*`, `?`, `[...]`; case counts)."""
-    return any(glob == "*" or glob == model or fnmatchcase(model, glob) for glob in globs)
+    """Whether a model name is among globs (`*`, `?`, `[...]`; case counts). One beyond `MAX_TEXT` fits `*` alone."""
+    return any(glob == "*" or glob == model or (len(model) <= MAX_TEXT and fnmatchcase(model, glob)) for glob in globs)

@@ -23,8 +23,9 @@ low water, debt, refusals -> `wake` -> wants: draws -> the server -> drawn: slic
    budget (`born_us` is another) is told what this sidecar used of the windows that run.
 7. A draw that failed may have been done: debt is told again, what was given back is not, what was wanted counts as not
    granted. So a budget is rather too small for a window than too large.
-8. Tenants are forgotten, the one least recently seen first, beyond `TENANTS`; never one with something under way, held
-   or owed. A quota that is gone by a reload gives back what it holds; a reservation of it settles harmlessly.
+8. Tenants are forgotten, the one least recently seen first, beyond `TENANTS`; never one with something under way, nor,
+   until there are a tenth more (the log was away, and strangers made up names), with something held or owed. A quota
+   that is gone by a reload gives back what it holds; a reservation of it settles harmlessly.
 
 Overshoot in any sliding window is at most what all sidecars hold at its start (rules 2, 3), one request on credit of
 each sidecar that has not asked about the tenant for `FRESH_S` (or `COLD_RATIO` of the limit), and what requests under
@@ -38,7 +39,7 @@ from math import ceil, inf
 from typing import Final
 
 from sidecar.core.meter import REQUESTS, TOKENS, Meter
-from sidecar.core.models import matches
+from sidecar.core.models import MAX_MODEL_NAME, matches
 from sidecar.core.rate_lines import rate_lines
 from sidecar.core.tenant_budget import CHECK_S, Budget, Counts, Draw, Drawn, Rule
 from sidecar.policy.schema import Quota
@@ -46,6 +47,7 @@ from sidecar.policy.schema import Quota
 __all__ = ["Budget", "Counts", "Draw", "Drawn", "Exceeded", "Ledger", "Reservation", "allowance"]
 
 TENANTS: Final = 100_000
+MOST_TENANTS: Final = TENANTS + TENANTS // 10
 MODELS: Final = 4096
 """Models whose quotas are remembered: clients choose the names."""
 DRAW_S: Final = 0.05
@@ -510,6 +512,8 @@ class Ledger:
         """It has something to draw; again is harmless."""
         if budget.queued or budget.drawing:
             return
+        if self._state == AWAY and not budget.gone:
+            return  # `came_back` has all tenants looked at, and a heap of them all would keep those that are forgotten
         budget.queued = True
         self._order += 1
         heappush(self._due, (budget.due_at, self._order, budget))
@@ -550,9 +554,10 @@ class Ledger:
         for rule in self._rules:
             if matches(rule.quota.models, model):
                 mask |= rule.bit
-        if len(self._masks) >= MODELS:
-            self._masks = {}
-        self._masks[model] = mask
+        if len(model) <= MAX_MODEL_NAME:
+            if len(self._masks) >= MODELS:
+                self._masks = {}
+            self._masks[model] = mask
         return mask
 
     def _find(self, tenant: str, known: _Tenant, mask: int) -> tuple[Budget, ...]:
@@ -589,16 +594,19 @@ class Ledger:
             budget.use(rule)
 
     def _make_room(self) -> None:
-        """Forget who was seen least recently (rule 8)."""
+        """Forget who was seen least recently (rule 8). Who stays goes to the end, or a few would keep all others."""
         tenants = self._tenants
-        if len(tenants) < TENANTS:
-            return
-        for tries, (tenant, known) in enumerate(tenants.items()):
-            if all(budget.idle for budget in known.budgets.values()):
+        for _ in range(EVICT_TRIES):
+            if len(tenants) < TENANTS:
+                return
+            tenant = next(iter(tenants))
+            crowded = len(tenants) >= MOST_TENANTS
+            for budget in tenants[tenant].budgets.values():
+                if budget.in_flight or not (crowded or budget.idle):
+                    tenants.move_to_end(tenant)
+                    break
+            else:
                 del tenants[tenant]
-                return
-            if tries == EVICT_TRIES:
-                return
 
 
 def allowance(request_tokens: int, stream: bool, budget_factor: float) -> int:

@@ -34,6 +34,7 @@ from sidecar.core.classes import Classes
 from sidecar.core.detection import Detection
 from sidecar.core.detector import Detector
 from sidecar.core.limit import Limiter
+from sidecar.core.models import MAX_MODEL_NAME
 from sidecar.core.models import matches as matches
 from sidecar.core.normal import STRAINED_S
 from sidecar.core.poison import Suspects
@@ -46,7 +47,6 @@ from sidecar.policy.address import endpoint_key
 from sidecar.policy.schema import Adaptive, Deadlines, Engine, Front, NodeBreaker, Service, front_of
 
 MAX_REQUEST_BREAKERS: Final = 1000  # kinds of request; a header as key may hold anything
-MAX_MODEL_NAME: Final = 256  # longer ones are looked up each time: what is kept must not be as long as a client likes
 MAX_POOLS: Final = 128  # (model, version) pairs whose pool is remembered
 MAX_LIMITERS: Final = 256  # of endpoints that left and may come back
 MAX_COUNTED: Final = 400  # sessions and kinds of request whose results are counted between two tellings

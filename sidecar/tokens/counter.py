@@ -51,6 +51,8 @@ CAUTION: Final = 1.5
 """How much longer than predicted counting may take: to wait in vain costs the time and gives an estimate."""
 
 MOST_MODELS: Final = 500
+MOST_NAME: Final = 256
+"""Characters of a model's name that tell it from others: clients choose it, and a body is a megabyte."""
 LEARN_ALL: Final = 100
 LEARN_EACH: Final = 8
 """Reports that are learnt from: all of the first, then one in that many. Each takes 0.1 ms."""
@@ -347,6 +349,7 @@ class Counter:
         return self._threads.join(timeout_s)
 
     def _model(self, service: str, model: str) -> Model:
+        model = model[:MOST_NAME]
         key = (service, model)
         found = self._models.get(key)
         if found is None:

@@ -53,3 +53,10 @@ def test_models_that_clients_made_up_are_forgotten() -> None:
             lengths.heard("chat", f"m{number}", 10)
     assert lengths.usual("chat", "m0") == FIRST
     assert lengths.usual("chat", f"m{2 * MODELS - 1}") != FIRST
+
+
+def test_a_name_as_long_as_a_body_is_not_kept() -> None:
+    lengths = AnswerLengths()
+    lengths.heard("chat", "m" * 1_000_000, 10)
+    (name,) = lengths._by_model
+    assert len(name) < 300

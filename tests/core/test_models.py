@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.models import ModelTable, matches
+from sidecar.core.models import MAX_TEXT, ModelTable, matches
 
 WORDS = ["m", "mm", "mn", "m-1", "m-2", "n", ""]
 GLOBS = [*WORDS[:-1], "*", "m*", "*1", "m-?", "m-[12]", "?", "[mn]", "m[", "m-*", "*m*"]
@@ -21,3 +21,9 @@ def test_it_finds_whom_asking_in_turn_finds(entries: list[tuple[str, ...]], mode
     table = ModelTable((globs, number) for number, globs in enumerate(entries))
     for name in (model, *WORDS):
         assert table.find(name) == asked_in_turn(entries, name)
+
+
+def test_a_name_beyond_reason_fits_what_all_fit() -> None:
+    name = "m" * (MAX_TEXT + 1)
+    assert matches(("m*",), name[:-1]) and not matches(("m*",), name)
+    assert matches(("*",), name) and matches((name,), name)

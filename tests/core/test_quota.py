@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sidecar.core.quota import MODELS, TENANTS, Exceeded, Ledger, Reservation, allowance
+from sidecar.core.quota import MODELS, MOST_TENANTS, TENANTS, Drawn, Exceeded, Ledger, Reservation, allowance
 from sidecar.policy.schema import Quota
 from sidecar.txlog.codec import budget_key
 from tests.quota_world import World
@@ -158,8 +158,45 @@ def test_who_was_not_seen_for_longest_is_forgotten_and_never_one_with_something_
         ledger.budgets(f"tenant-{number}", "m")
     assert len(ledger.tenants) == TENANTS
     assert ledger.known("busy")
-    assert ledger.tenants[1] == "tenant-51"
+    assert ledger.tenants[0] == "tenant-51"
     ledger.settle(held, 10, 0.0)
+
+
+def test_a_few_with_something_under_way_keep_nobody_else() -> None:
+    ledger = made(Quota(name="q", tokens_per_minute=1000))
+    held = [ledger.reserve(ledger.budgets(f"busy-{number}", "m"), 10, 0.0) for number in range(30)]
+    for number in range(TENANTS + 500):
+        ledger.budgets(f"tenant-{number}", "m")
+    assert len(ledger.tenants) == TENANTS and all(isinstance(each, Reservation) for each in held)
+    assert all(ledger.known(f"busy-{number}") for number in range(30))
+
+
+def test_names_made_up_while_the_log_is_away_take_no_more_room_than_a_tenth() -> None:
+    ledger = made(Quota(name="q", tokens_per_minute=1000))
+    ledger.went_away(2, 1.0)
+    last = None
+    for number in range(MOST_TENANTS + 500):
+        last = ledger.reserve(ledger.budgets(f"tenant-{number}", "m"), 10, 1.0)
+        assert isinstance(last, Reservation)
+        ledger.settle(last, 12, 1.0)
+    assert len(ledger.tenants) == MOST_TENANTS and not ledger._due
+    ledger.came_back(2.0)
+    told: set[str] = set()
+    now = 2.0
+    while len(told) < MOST_TENANTS:
+        now += 0.02
+        draws = ledger.wants(now)
+        assert draws, len(told)
+        for draw in draws:
+            assert [portion.must for portion in draw.portions] == [12]
+            told.add(draw.budget.tenant)
+            ledger.drawn(draw, Drawn([0], [12], [0.0], 0, 0, 1), now)
+
+
+def test_a_name_as_long_as_a_body_is_not_kept() -> None:
+    ledger = made(Quota(name="q", models=("*a*b*c*",), tokens_per_minute=1000), Quota(name="all", tokens_per_minute=9))
+    assert [budget.rule.name for budget in ledger.budgets("ann", "a" * 1_000_000)] == ["all"]
+    assert not ledger._masks
 
 
 def test_models_that_clients_make_up_take_no_room() -> None:

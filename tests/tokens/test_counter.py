@@ -359,6 +359,11 @@ def test_models_that_clients_name_are_bounded(stage: Stage, monkeypatch: pytest.
     assert [model.model for model in stage.counter.models()] == ["m6", "m7", "m8"]
 
 
+def test_a_name_as_long_as_a_body_is_not_kept(stage: Stage) -> None:
+    stage.counter.count("guess", "m" * 1_000_000, b'"a"', 0.0, Request())
+    assert [len(model.model) for model in stage.counter.models()] == [module.MOST_NAME]
+
+
 def test_both_counters_are_what_the_port_says(stage: Stage) -> None:
     counters: list[TokenCounter] = [stage.counter, NoCounter()]
     for each in counters:
