@@ -183,6 +183,9 @@ def held(running: Running) -> list[str]:
         for node in state.nodes.values():
             if node.in_flight:
                 out.append(f"{node.key} has {node.in_flight} in flight")
+        gate = state.gate
+        if gate is not None and (gate.queued or gate.running):
+            out.append(f"{gate.queued} wait and {gate.running} run at the gate of {state.name}")
         lent = [breaker for breaker in state.breakers() if breaker.probes_out]
         out.extend(f"{breaker.scope} {breaker.key} has {breaker.probes_out} probes out" for breaker in lent)
     return out

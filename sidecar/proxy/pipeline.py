@@ -468,8 +468,7 @@ class Exchange:
         admission.queued_at = now
         verdict = admission.door.enter(ticket, now)
         if verdict is False:
-            if not self._request.held and not self._request.complete:
-                self._client.pause_upload()
+            self._hold_upload()
             return False
         self._step = _NO_STEP
         admission.queued_at = 0.0
@@ -542,6 +541,12 @@ class Exchange:
         """Wait for what `step` says, until then at the latest."""
         self._step = step
         self._slot = self._pipeline.watchdog.add(self, until)
+        self._hold_upload()
+
+    def _hold_upload(self) -> None:
+        """Nobody takes what comes of a streamed body; the attempt, when there is one, wants it again."""
+        if not self._request.held and not self._request.complete:
+            self._client.pause_upload()
 
     def _leave_step(self) -> None:
         """Wait for nothing any more."""

@@ -523,6 +523,29 @@ def test_an_upload_of_speech_takes_its_turn() -> None:
     assert client.ended and bench.recorder.requests[1].qos == "speech" and not bench.held()
 
 
+SPEAKS = request(b"/v1/audio/speech", method=b"POST", headers=[b"content-length: 10"]) + b"some"
+
+
+@pytest.mark.parametrize("waits_for", ["its turn", "its keys"])
+def test_an_upload_that_waits_is_not_taken_in_meanwhile(waits_for: str) -> None:
+    bench = gated()
+    first = bench.begin(asked())
+    keys = Keys(None)
+    if waits_for == "its keys":
+        bench.pipeline.verifier = keys
+        serves(bench.link)
+    client = bench.begin(request_of(SPEAKS))
+    held_up = [client.upload_paused]
+    assert len(bench.connector.openings) == 1
+    if waits_for == "its keys":
+        keys.answer = Verified({})
+        keys.waiters.pop().woken()
+    else:
+        serves(bench.link)
+    held_up.append(client.upload_paused)
+    assert first.ended and held_up == [True, False] and bench.link.uploaded == b"some"
+
+
 # Reloads.
 
 
