@@ -5,7 +5,8 @@
    is a warning.
 3. The container stands after the mesh's own in `initContainers` and before the user's: its start needs the mesh, and
    what the user starts first may need the engine's door.
-4. Nothing of the pod as a whole is changed but its grace period: no user, no group, no account, no network.
+4. Nothing of the pod as a whole is changed but its grace period, and what the mesh is told of ports and of its drain:
+   no user, no group, no account, no network.
 5. An istio-proxy that is an ordinary container starts after ours, while Istio's rules may lead our startup probe to it
    already: each would wait for the other. That is refused, unless those rules leave our admin port out. It also ends
    with the engine, before the streams that pass it: that is told.
@@ -54,6 +55,7 @@ from sidecar.inject.names import (
     STATUS,
 )
 from sidecar.inject.shapes import Container, Hook, Needs, Pod, Probe, Spec, User
+from sidecar.policy.duration import parse_seconds
 
 MAX_DRAIN_S: Final = 7 * 24 * 3600
 
@@ -66,6 +68,9 @@ MESH_CONFIG: Final = "proxy.istio.io/config"
 SCRAPED_PORT: Final = "prometheus.io/port"
 
 _QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
+_DRAIN_OF_MESH: Final = re.compile(r"""drainDuration["']?\s*:\s*["']?([0-9a-z.]+)""")
+MESH_DRAIN_S: Final = 45.0
+"""Istio's default."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -146,7 +151,7 @@ def inject(pod: Object, defaults: Defaults) -> Injected | Declined | Refused:
     after = _with_sidecar(before, spec, engine, sidecar, problems)
     if problems:
         return Refused(tuple(problems))
-    warnings = (*kept, *_warnings(spec, view, engine, after["spec"]["terminationGracePeriodSeconds"]))
+    warnings = (*kept, *_warnings(spec, view, engine, after["spec"]["terminationGracePeriodSeconds"], sidecar.wait_s))
     return Injected(status.remember(before, after, defaults.version), engine, warnings)
 
 
@@ -239,7 +244,16 @@ def _lists(ports: str, port: int) -> bool:
 # What may surprise.
 
 
-def _warnings(spec: Spec, view: Pod, engine: Engine, grace_s: int) -> Iterator[Problem]:
+def _drain_of_mesh_s(config: str) -> float:
+    """What the mesh's configuration of a pod says of istio-proxy's drain; that is YAML, or JSON."""
+    found = _DRAIN_OF_MESH.search(config)
+    try:
+        return parse_seconds(found[1]) if found is not None else MESH_DRAIN_S
+    except ValueError:
+        return MESH_DRAIN_S
+
+
+def _warnings(spec: Spec, view: Pod, engine: Engine, grace_s: int, wait_s: int) -> Iterator[Problem]:
     chosen = f"spec.containers[{engine.container}]"
     for note in engine.notes:
         yield Problem(chosen, f'engine "{engine.name}" {note}')
@@ -273,6 +287,9 @@ def _warnings(spec: Spec, view: Pod, engine: Engine, grace_s: int) -> Iterator[P
     if said.get(REWRITE) == "false" and not _lists(said.get(EXCLUDE_INBOUND, ""), ADMIN_PORT):
         words = f"with strict mTLS kubelet does not get through to {ADMIN_PORT}: have {EXCLUDE_INBOUND} name it"
         yield Problem(f"metadata.annotations.{REWRITE}", words)
+    if (config := said.get(MESH_CONFIG)) is not None and _drain_of_mesh_s(config) < wait_s:
+        words = f"istio-proxy cuts streams that are older than its drainDuration: drainDuration: {wait_s}s"
+        yield Problem(f"metadata.annotations.{MESH_CONFIG}", words)
     if "holdApplicationUntilProxyStarts" in said.get(MESH_CONFIG, ""):
         words = "holdApplicationUntilProxyStarts is for an ordinary istio-proxy; the sidecar needs a native one"
         yield Problem(f"metadata.annotations.{MESH_CONFIG}", words)
@@ -361,6 +378,9 @@ def _with_sidecar(pod: Object, spec: Spec, engine: Engine, sidecar: Sidecar, pro
     metadata = dict(pod.get("metadata") or {})
     annotations = dict(metadata.get("annotations") or {})
     _include_inbound(annotations, engine)
+    # Where Istio reads it: not in a pod on the node's network, which it leaves out.
+    if MESH_CONFIG not in annotations and not spec.host_network:
+        annotations[MESH_CONFIG] = f"drainDuration: {sidecar.wait_s}s"
     annotations[STATUS] = ""
     metadata["annotations"] = annotations
     changed = {**pod, "spec": after}

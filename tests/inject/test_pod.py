@@ -188,6 +188,12 @@ def test_what_only_looks_like_it_does_not(given: Object) -> None:
         ),
         (pod(annotations={"prometheus.io/port": "8000"}), "port 8000 is on loopback now"),
         (
+            pod(annotations={"proxy.istio.io/config": "concurrency: 2"}),
+            "its drainDuration: drainDuration: 610s",
+        ),
+        (pod(annotations={"proxy.istio.io/config": '{"drainDuration": "45s"}'}), "istio-proxy cuts streams"),
+        (pod(annotations={"proxy.istio.io/config": "drainDuration: long"}), "istio-proxy cuts streams"),
+        (
             pod(others=[ISTIO], annotations={"traffic.sidecar.istio.io/excludeInboundPorts": "9401"}),
             "ends with the engine",
         ),
@@ -270,6 +276,21 @@ def test_a_guaranteed_pod_stays_one(needs: Object | None, sure: bool) -> None:
 def test_the_mesh_takes_in_our_port_where_it_took_in_the_engine_s(ports: str, after: str) -> None:
     name = "traffic.sidecar.istio.io/includeInboundPorts"
     assert injected(pod(annotations={name: ports})).pod["metadata"]["annotations"][name] == after
+
+
+@pytest.mark.parametrize(
+    ("given", "after"),
+    [
+        (pod(), "drainDuration: 610s"),
+        (pod(hostNetwork=True), None),
+        (pod(annotations={"proxy.istio.io/config": "drainDuration: 1h\n"}), "drainDuration: 1h\n"),
+        (pod(annotations={"sidecar.infra.ai/drain-seconds": "60"}), "drainDuration: 70s"),
+    ],
+)
+def test_the_mesh_s_proxy_drains_as_long_as_we_do(given: Object, after: str | None) -> None:
+    made = injected(given)
+    assert made.pod["metadata"]["annotations"].get("proxy.istio.io/config") == after
+    assert not any("drainDuration" in str(each) for each in made.warnings)
 
 
 def test_who_does_not_want_it_and_who_did_not_ask_stay() -> None:
