@@ -166,9 +166,8 @@ def _taken_back(parent: Any, undo: Undo) -> bool:
         return False
     else:
         left = undo.was
-    # A list that was empty before is none of those that were made.
-    if left is msgspec.UNSET or (undo.of and not left):
-        left = undo.was
+    if undo.of and not left:
+        left = undo.was  # it was made for what is gone
     if left is msgspec.UNSET:
         del parent[step]
     else:
