@@ -14,7 +14,8 @@ count. (Python's patterns for globs do not backtrack from star to star, yet each
 
 The modality of a request is a guess by what it asks for, since no API says it; whoever knows better names the class. It
 is made only where a match asks for one, since it reads the body: half a millisecond for a megabyte, which is less than
-a search for the words in question takes.
+a search for the words in question takes. A megabyte of empty messages takes 80 ms, so bodies beyond `MAX_BODY` and
+those of more than `MAX_OBJECTS` are judged by path and model alone.
 """
 
 import re
@@ -27,16 +28,21 @@ import msgspec
 
 from sidecar.policy.schema import DEFAULT_CLASS, QosMatch, QosPolicy
 from sidecar.wire.headers import Line
-from sidecar.wire.shapes import decode_modal, decode_modalities, decode_parts, decode_turns
+from sidecar.wire.shapes import decode_modal, decode_modalities, decode_parts, decode_text, decode_turns
 
 MAX_TEXT: Final = 1024  # a thousand names of models fit; 64 KiB against a glob of 256 characters are 20 ms
 MAX_ITEMS: Final = 64  # of a claim such as `groups`
+MAX_BODY: Final = 8 << 20  # minutes of sound, as base64
+MAX_OBJECTS: Final = 20_000  # 5 ms
+MAX_MODALITIES: Final = 1024  # bytes; there are three
+MAX_WORD: Final = 64  # bytes, with its quotes
 
 VOICE_PATHS: Final = (b"/v1/audio/", b"/v1/realtime/")
 VOICE_PATH: Final = b"/v1/realtime"
 COMPLETIONS: Final = b"/v1/completions"
 
 _BRACKET: Final = ord("[")
+_QUOTE: Final = ord('"')
 _AUDIO_PARTS: Final = frozenset({"input_audio", "audio_url"})  # OpenAI's, and vLLM's for one that is fetched
 _SPECIAL: Final = re.compile(r"[*?\[]")
 # Coders, and not encoders and decoders: `cross-encoder/...` ranks, `encodec` speaks.
@@ -238,19 +244,23 @@ def modality_of(path: bytes, model: str, body: bytes) -> str:
 
 
 def _modality_of_body(path: bytes, body: bytes) -> str:
+    size = len(body)
+    if size > MAX_BODY or (size > MAX_OBJECTS and body.count(b"{") > MAX_OBJECTS):
+        return ""
     try:
         parsed = decode_modal(body)
     except (msgspec.MsgspecError, RecursionError):
         return ""
     if _is_spoken(parsed.modalities) or _has_audio(parsed.messages) or _has_audio(parsed.input):
         return "voice"
-    if path == COMPLETIONS and isinstance(parsed.suffix, str) and parsed.suffix:
+    suffix = memoryview(parsed.suffix)
+    if path == COMPLETIONS and suffix.nbytes > 2 and suffix[0] == _QUOTE:
         return "code"
     return ""
 
 
 def _is_spoken(modalities: msgspec.Raw) -> bool:
-    if not memoryview(modalities).nbytes:
+    if not 0 < memoryview(modalities).nbytes <= MAX_MODALITIES:
         return False
     try:
         return "audio" in decode_modalities(modalities)
@@ -275,8 +285,9 @@ def _has_audio(turns: msgspec.Raw) -> bool:
     return False
 
 
-def _is_audio(kind: object) -> bool:
-    return isinstance(kind, str) and kind in _AUDIO_PARTS
+def _is_audio(kind: msgspec.Raw) -> bool:
+    word = memoryview(kind)
+    return 0 < word.nbytes <= MAX_WORD and word[0] == _QUOTE and decode_text(kind) in _AUDIO_PARTS
 
 
 def _made(policy: QosPolicy) -> QosClass:

@@ -76,6 +76,9 @@ COUNT_PART: Final = 0.2
 KEPT_BYTES: Final = 64 * 1024
 """Of a prompt, until the engine says how many tokens it had: longer ones teach nobody anything."""
 
+LOOK_BYTES: Final = 4 << 20
+"""Of a body that is looked into for its prompt: more is only estimated, from a few looks at all of it."""
+
 SPEECH_PATH: Final = b"/v1/audio/"
 """Uploads that stream through unread, and take a turn all the same where there are turns."""
 
@@ -413,7 +416,8 @@ class Exchange:
             admission.prompt_tokens = admission.tokens = UNREAD_TOKENS
             return True
         time_s = 0.0 if admission.hurried else min(COUNT_S, admission.qos.sla_s * COUNT_PART + self.started_at - now)
-        prompt = admission.prompt or prompt_of(self._request.body)
+        body = self._request.body
+        prompt = admission.prompt or (prompt_of(body) if len(body) <= LOOK_BYTES else body)
         counted = pipeline.counter.count(service.name, call.model, prompt, time_s, self)
         if counted is None:
             admission.prompt = prompt

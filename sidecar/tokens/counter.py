@@ -288,7 +288,7 @@ class Counter:
             return self._answered(wait, service, model, prompt)
         path = self._paths.get(service)
         file = None if path is None else self._files[path]
-        if file is None or not file.tokenizers:
+        if file is None or not file.tokenizers or len(prompt) > MOST_BYTES:
             return self._estimated(service, model, prompt)
         known = self.prefixes.find(prompt, file.salt)
         work = Work(prompt, file.salt, known, file.tokenizers, file.beside)

@@ -14,7 +14,7 @@ import msgspec
 
 from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.wire.lenient import read_as
-from sidecar.wire.shapes import CallBody, Number, decode_call, decode_metadata
+from sidecar.wire.shapes import CallBody, Number, decode_call, decode_metadata, decode_text
 
 
 class Api(StrEnum):
@@ -137,10 +137,9 @@ def _limit(api: Api, body: CallBody) -> int | None:
 def _user(api: Api, body: CallBody) -> str:
     if body.user is None and api is _MESSAGES and memoryview(body.metadata).nbytes > 2:
         try:
-            user = decode_metadata(body.metadata).user_id
+            return decode_text(decode_metadata(body.metadata).user_id)  # no text is no error, nor built: it may be long
         except (msgspec.DecodeError, RecursionError):
             return ""
-        return user if isinstance(user, str) else ""
     return body.user or ""
 
 

@@ -20,7 +20,7 @@ Number = int | float | str | None
 class Metadata(msgspec.Struct, frozen=True, gc=False):
     """The `metadata` of a Messages request."""
 
-    user_id: object = None
+    user_id: msgspec.Raw = msgspec.Raw()
 
 
 class CallBody(msgspec.Struct, frozen=True, gc=False):
@@ -54,20 +54,20 @@ class ModalBody(msgspec.Struct, frozen=True, gc=False):
     modalities: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
-    suffix: object = None
+    suffix: msgspec.Raw = msgspec.Raw()
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
     """A message of a prompt, or an item of a Responses input."""
 
-    type: object = None
+    type: msgspec.Raw = msgspec.Raw()
     content: msgspec.Raw = msgspec.Raw()
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
     """A part of a message, of which the type alone is read."""
 
-    type: object = None
+    type: msgspec.Raw = msgspec.Raw()
 
 
 class AnswerChoice(msgspec.Struct, frozen=True, gc=False):
@@ -197,6 +197,7 @@ class OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"
 
 decode_call = msgspec.json.Decoder(CallBody).decode
 decode_prompt = msgspec.json.Decoder(PromptBody).decode
+decode_text = msgspec.json.Decoder(str).decode
 decode_metadata = msgspec.json.Decoder(Metadata).decode
 decode_modal = msgspec.json.Decoder(ModalBody).decode
 decode_modalities = msgspec.json.Decoder(list[object]).decode

@@ -416,3 +416,25 @@ def test_a_large_body_is_soon_read() -> None:
     for _ in range(3):
         assert modality_of(CHAT, "llama", content) == "text"
     assert process_time() - began < 1  # some 4 ms each
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"messages":[%b{}]}' % (b"{}," * 2_000_000),
+        b'{"messages":[{"content":[%b{}]}]}' % (b"{}," * 2_000_000),
+        b'{"modalities":[%b0],"messages":[]}' % (b"0," * 3_000_000),
+        b'{"messages":[{"type":[%b0]}]}' % (b"0," * 3_000_000),
+        b'{"suffix":[%b0],"messages":[]}' % (b"0," * 3_000_000),
+        b'{"messages":[%b{}]}' % (b"{}," * 10_000_000),
+    ],
+    ids=["turns", "parts", "modalities", "a type", "a suffix", "too large"],
+)
+def test_a_body_that_is_made_to_be_read_for_long_is_not(content: bytes) -> None:
+    began = process_time()
+    assert modality_of(CHAT, "llama", content) == "text"
+    assert process_time() - began < 0.2  # some 15 ms; 0.5 to 2 s where all of it is built
+
+
+def test_a_word_of_audio_may_be_escaped() -> None:
+    assert modality_of(CHAT, "llama", b'{"messages":[{"content":[{"type":"input_\\u0061udio"}]}]}') == "voice"

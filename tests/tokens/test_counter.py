@@ -364,6 +364,13 @@ def test_a_name_as_long_as_a_body_is_not_kept(stage: Stage) -> None:
     assert [len(model.model) for model in stage.counter.models()] == [module.MOST_NAME]
 
 
+def test_a_prompt_that_is_too_large_to_be_counted_is_not_even_looked_up(stage: Stage) -> None:
+    walked = stage.counter.prefixes._walked_prompt
+    counted = stage.ask(b'"%b"' % (b"a" * module.MOST_BYTES))
+    assert counted is not None and counted.how == "estimated"
+    assert stage.counter.prefixes._walked_prompt is walked
+
+
 def test_both_counters_are_what_the_port_says(stage: Stage) -> None:
     counters: list[TokenCounter] = [stage.counter, NoCounter()]
     for each in counters:
