@@ -268,6 +268,8 @@ class Gate:
                     self._leaving.pop(ticket.number, None)
             if lane.queued:
                 lane.left(now)
+                if ticket.node is not None:
+                    lane.pool.left(ticket.node)
                 if self.mode == "shadow":
                     self._give(lane, now)
         ticket.share = None

@@ -172,6 +172,10 @@ class Ready:
         place = self._places.get(key)
         return None if place is None else self.nodes[place]
 
+    def place(self, node: Node) -> int | None:
+        """Where in `nodes` it is; None if it is not in."""
+        return self._places.get(node.key)
+
     def add(self, node: Node) -> None:
         """Put it in; again is harmless."""
         if node.key not in self._places:
@@ -294,6 +298,12 @@ class Pool:
     def has(self, node: Node) -> bool:
         """Whether the node is in it, whatever may be done with it."""
         return self._by_key.get(node.key) is node
+
+    def left(self, node: Node) -> None:
+        """One request less runs there: of very many, `has_room` looks at this one first."""
+        place = self.ready.place(node)
+        if place is not None:
+            self._roomy = place
 
     def has_room(self, now: float) -> bool:
         """Whether a node is below its limit, or would lend a probe. Of very many it looks at a part, each time the

@@ -97,8 +97,8 @@ class World:
     def leave(self, ticket: Ticket, tokens: int | None = None) -> None:
         if ticket.node is not None:
             ticket.node.in_flight -= 1
-            ticket.node = None
         self.gate.leave(ticket, ticket.tokens if tokens is None else tokens, self.now)
+        ticket.node = None
 
     def serve(self, running: list[Ticket], tokens: int | None = None) -> list[Ticket]:
         """The one that runs longest leaves; those who get a turn by that."""

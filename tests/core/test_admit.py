@@ -18,6 +18,7 @@ from sidecar.core.admit import (
     TurnedAway,
 )
 from sidecar.core.classes import Classes
+from sidecar.core.pool import LOOKS
 from sidecar.core.turns import EVICTED, LEFT, OUT, QUEUED, RUNNING
 from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission, QosPolicy, Seconds
@@ -54,6 +55,15 @@ def test_room_that_is_there_is_for_those_who_wait_already() -> None:
     assert world.enter(world.ticket("batch", "b")) is False
     assert world.gate.due(world.now) == world.now
     assert world.turns() == [batch]
+
+
+def test_of_very_many_endpoints_the_one_that_has_room_again_is_found_at_once() -> None:
+    world = World(*[1] * (3 * LOOKS))
+    running = full(world)
+    for index in (LOOKS + 7, 5, 2 * LOOKS + 9):
+        waits = world.come("text")
+        world.leave(running[index])
+        assert world.turns() == [waits]
 
 
 def test_leaving_again_is_harmless() -> None:
