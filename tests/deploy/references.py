@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from tests.deploy.objects import ISTIO, Object, called, containers, of_kind, pods, read
+from tests.deploy.objects import ISTIO, ROOT, Object, called, containers, of_kind, pods, read
 
 Check = Callable[[list[Object]], Iterator[str]]
 
@@ -262,6 +262,16 @@ def scaling(objects: list[Object]) -> Iterator[str]:
             yield f"{called(each)}: spec.scaleTargetRef: there is no {target['kind']} {target['name']}"
         elif "replicas" in found[0]["spec"]:
             yield f"{called(each)}: spec: {called(found[0])} says how many, too: each apply would undo this"
+        for index, metric in enumerate(each["spec"]["metrics"]):
+            name = metric["pods"]["metric"]["name"]
+            if f'"{name}"' not in _series():
+                yield f"{called(each)}: spec.metrics[{index}]: the sidecar has no {name}"
+
+
+@cache
+def _series() -> str:
+    """The sources that name the sidecar's metrics."""
+    return "".join(path.read_text(encoding="utf-8") for path in (ROOT / "sidecar" / "telemetry").glob("*.py"))
 
 
 def priorities(objects: list[Object]) -> Iterator[str]:

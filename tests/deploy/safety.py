@@ -279,6 +279,8 @@ def grace(objects: list[Object]) -> Iterator[str]:
             for engine_path, engine in containers(pod):
                 if engine_path.startswith("spec.containers") and _wait_s(engine) < longest:
                     yield f"{where}: {engine_path}.lifecycle.preStop: does not wait for the drain, {longest:g} s"
+            if pod["metadata"]["labels"].get("sidecar.istio.io/inject") == "false":
+                continue
             config = pod["metadata"].get("annotations", {}).get("proxy.istio.io/config", "")
             drain = next((line.split(":")[1].strip() for line in config.splitlines() if "drainDuration" in line), "45s")
             if seconds(drain) < longest:

@@ -241,6 +241,7 @@ FAULTS = [
         "scaling", PROD, lambda o: _spec(o, "HorizontalPodAutoscaler")["scaleTargetRef"].update(name="a"), "there is no"
     ),
     Fault("scaling", PROD, lambda o: _spec(o, "Deployment").update(replicas=2), "says how many"),
+    Fault("scaling", PROD, lambda o: _metric(o).update(name="sidecar_requests_in_fight"), "has no sidecar_requests"),
     Fault("priorities", PROD, lambda o: _drop(o, "PriorityClass", "llm-serving"), "there is no llm-serving"),
     Fault("monitors", BASE, lambda o: _spec(o, "ServiceMonitor")["endpoints"][0].update(port="http"), "does not lead"),
     Fault(
@@ -276,6 +277,11 @@ FAULTS = [
     Fault("issuers", AMBIENT, lambda o: _spec(o, "RequestAuthentication")["jwtRules"][0].update(issuer="a"), "differ"),
     Fault("namespaces", BASE, lambda o: one(o, "Deployment")["metadata"].update(namespace="a"), "namespaces are"),
 ]
+
+
+def _metric(objects: list[Object]) -> Object:
+    metric: Object = _spec(objects, "HorizontalPodAutoscaler")["metrics"][0]["pods"]["metric"]
+    return metric
 
 
 def _http(objects: list[Object]) -> list[Object]:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.deploy import crds, kubernetes
-from tests.deploy.objects import Object, read, seconds
+from tests.deploy.objects import Object, kustomize, read, seconds
 
 SERVICE: Object = {
     "apiVersion": "v1",
@@ -101,6 +101,18 @@ def test_without_istios_crds_it_says_how_to_get_them(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ISTIO_CRDS", str(tmp_path / "none.yaml"))
     with pytest.raises(AssertionError, match=r"github\.com/istio/istio"):
         crds.istio_path()
+
+
+def test_without_kubectl_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(AssertionError, match=r"kubernetes\.io/docs/tasks/tools"):
+        kustomize(tmp_path)
+
+
+def test_what_kustomize_refuses_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [none.yaml]\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"none\.yaml"):
+        kustomize(tmp_path)
 
 
 DEFINITION = """\

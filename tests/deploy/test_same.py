@@ -1,6 +1,8 @@
 """There is one source of what a pod gets: `sidecar.inject`. The base has it written out, the webhook adds it."""
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,28 @@ def test_the_webhook_makes_the_base_of_ambients_pod() -> None:
     assert isinstance(done, Injected)
     assert done.warnings == ()
     assert _normal(done.pod) == _normal(_template("base"))
+
+
+def test_ambients_pod_is_without_fault_once_it_is_injected() -> None:
+    objects = kustomize(ISTIO / "overlays/ambient")
+    deployment = one(objects, "Deployment")
+    done = inject(deployment["spec"]["template"], Defaults())
+    assert isinstance(done, Injected)
+    deployment["spec"]["template"] = done.pod
+    del done.pod["metadata"]["labels"]["sidecar.infra.ai/inject"]  # so that nothing is excused any more
+    assert checks.faults(objects) == []
+
+
+def test_the_scripts_certificate_is_for_the_webhook() -> None:
+    """What certificate.sh names is what the manifests do."""
+    script = ISTIO / "injection" / "webhook" / "certificate.sh"
+    assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
+    said = dict(re.findall(r"^(\w+)=([\w-]+)$", script.read_text(encoding="utf-8"), re.MULTILINE))
+    objects = kustomize(ISTIO / "injection" / "webhook")
+    service, configuration = one(objects, "Service"), one(objects, "MutatingWebhookConfiguration")
+    assert said == {"namespace": service["metadata"]["namespace"], "name": service["metadata"]["name"]}
+    assert one(objects, "Certificate")["spec"]["secretName"] == f"{said['name']}-tls"
+    assert f" {configuration['metadata']['name']} " in script.read_text(encoding="utf-8")
 
 
 def test_names_of_ports_tell_istio_their_protocol() -> None:
