@@ -15,6 +15,7 @@ from sidecar.proxy.ports import Counted, NoCounter, TokenCounter
 from sidecar.tokens import counter as module
 from sidecar.tokens.counter import Counter
 from sidecar.tokens.overhead import PER_MESSAGE, PER_REQUEST
+from sidecar.tokens.texts import MOST_BYTES
 from sidecar.tokens.tokenizer import Tokenizer
 from tests.clock import Clock
 
@@ -366,7 +367,7 @@ def test_a_name_as_long_as_a_body_is_not_kept(stage: Stage) -> None:
 
 def test_a_prompt_that_is_too_large_to_be_counted_is_not_even_looked_up(stage: Stage) -> None:
     walked = stage.counter.prefixes._walked_prompt
-    counted = stage.ask(b'"%b"' % (b"a" * module.MOST_BYTES))
+    counted = stage.ask(b'"%b"' % (b"a" * MOST_BYTES))
     assert counted is not None and counted.how == "estimated"
     assert stage.counter.prefixes._walked_prompt is walked
 
