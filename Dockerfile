@@ -27,7 +27,7 @@ ARG SOURCE_DATE_EPOCH=315532800
 RUN SIDECAR_COMPILE=1 /opt/build/bin/pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
     && /opt/build/bin/pip --python /opt/sidecar/bin/python install --no-index --no-deps --no-compile /wheels/*.whl \
     && /opt/build/bin/pip --python /opt/sidecar/bin/python check \
-    && /opt/sidecar/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/sidecar/lib
+    && /opt/sidecar/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/sidecar/lib
 
 FROM ${BASE}
 ARG BASE
@@ -42,7 +42,7 @@ LABEL org.opencontainers.image.title="llm-sidecar" \
     org.opencontainers.image.created="${CREATED}" \
     org.opencontainers.image.base.name="${BASE}"
 # The base has the standard library as source alone: each start, and each health check, would compile it anew.
-RUN ["python", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-x", "site-packages|/(config-.*|ensurepip|idlelib|lib2to3|pydoc_data|test|tkinter|turtledemo)/", "/usr/local/lib/python3.11"]
+RUN ["python", "-m", "compileall", "-q", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash", "-x", "site-packages|/(config-.*|ensurepip|idlelib|lib2to3|pydoc_data|test|tkinter|turtledemo)/", "/usr/local/lib/python3.11"]
 COPY --from=build /opt/sidecar /opt/sidecar
 # Nothing writes byte code: all that is used has it, and the root is read only. Lines of the log leave when written.
 ENV PATH=/opt/sidecar/bin:$PATH \

@@ -1,0 +1,55 @@
+"""Makes this mount namespace a container's and becomes the command: `python cage.py UID GID COMMAND...`.
+
+Everything is read only, `/tmp` and `/run` are new and empty, with the folder of the operators' socket. Then user and
+group are given up for those of the image, and with them every capability and the way to get one. The one line that it
+prints is the time of this machine's monotonic clock when it became the command.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SOCKET_FOLDER = Path("/run/llm-sidecar")
+OTHERS = ("/proc", "/sys", "/dev", "/tmp", "/run")
+"""The kernel's, and those that are new here: what was mounted in them is out of sight."""
+HOME = Path("/root")
+
+
+def main(uid: str, gid: str, *command: str) -> None:
+    python, aside = Path(sys.base_prefix), Path("/run/python")
+    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp")
+    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    if python.is_relative_to(HOME):
+        # Root's home may be nobody else's to see: there is the interpreter in it, and nothing else.
+        aside.mkdir()
+        mount("--rbind", str(python), str(aside))
+        mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(HOME))
+        python.mkdir(parents=True)
+        mount("--move", str(aside), str(python))
+        aside.rmdir()
+    SOCKET_FOLDER.mkdir()
+    SOCKET_FOLDER.chmod(0o777)  # an emptyDir's
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in points:
+        if f"/{point.split('/')[1]}" not in OTHERS:
+            mount("-o", "remount,bind,ro", point)
+    if Path("/proc/self/uid_map").read_text().split()[2] == "1":
+        # A namespace of one user, since we are not root: another one within it, where that user has the image's number.
+        become = ["unshare", "--user", f"--map-user={uid}", f"--map-group={gid}"]
+    else:
+        become = ["setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set", "-all"]
+        become += ["--inh-caps", "-all", "--no-new-privs"]
+    shutil.rmtree("/run/mount", ignore_errors=True)  # what mount(8) notes
+    print(time.monotonic(), flush=True)
+    os.execvp(become[0], [*become, *command])
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
