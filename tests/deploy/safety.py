@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sidecar.cli import _parser
+from sidecar.inject import names
 from sidecar.inject.container import CUT_S
 from sidecar.inject.names import ISTIO_USER, NAME, POLICY_PATH, RUN_PATH, RUN_VOLUME, SOCKET
 from sidecar.policy.errors import PolicyErrors
@@ -19,6 +20,7 @@ Check = Callable[[list[Object]], Iterator[str]]
 
 ISTIO_PORTS = range(15000, 15100)
 GPU = "nvidia.com/gpu"
+READ = {value for value in vars(names).values() if isinstance(value, str) and value.startswith(names.PREFIX)}
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
@@ -232,6 +234,21 @@ def settings(objects: list[Object]) -> Iterator[str]:
                 yield f"{where}: {exc}"
             except SystemExit:
                 yield f"{where}.args: {container.get('args')} are no arguments of the sidecar's"
+            hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec", {}).get("command") or [""]
+            if hook[0] == "sidecar":
+                try:
+                    _parser().parse_args(hook[1:])
+                except SystemExit:
+                    yield f"{where}.lifecycle.preStop: {hook} is no command of the sidecar's"
+
+
+def words(objects: list[Object]) -> Iterator[str]:
+    """Labels and annotations of ours on pods are ones that somebody reads."""
+    for each, pod in pods(objects):
+        for kind in ("labels", "annotations"):
+            for name in pod["metadata"].get(kind) or {}:
+                if name.startswith(names.PREFIX) and name not in READ:
+                    yield f"{called(each)}: metadata.{kind}: nobody reads {name}"
 
 
 def policies(objects: list[Object]) -> Iterator[str]:
@@ -336,6 +353,7 @@ CHECKS: tuple[Check, ...] = (
     probes,
     loopback,
     settings,
+    words,
     policies,
     grace,
     operators,

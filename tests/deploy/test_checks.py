@@ -153,6 +153,20 @@ FAULTS = [
         lambda o: _pod(o, "llm-sidecar-webhook")["containers"][0]["args"].append("--fast"),
         "no arguments of the sidecar's",
     ),
+    Fault(
+        "settings",
+        BASE,
+        lambda o: _sidecar(o)["lifecycle"]["preStop"]["exec"].update(command=["sidecar", "drian"]),
+        "no command of the sidecar's",
+    ),
+    Fault(
+        "words",
+        AMBIENT,
+        lambda o: one(o, "Deployment")["spec"]["template"]["metadata"]["labels"].update(
+            {"sidecar.infra.ai/injet": "1"}
+        ),
+        "nobody reads sidecar.infra.ai/injet",
+    ),
     Fault("policies", BASE, lambda o: _policy(o, "apiVersion: sidecar/v1\nkind: Policy\nservises: []\n"), "servises"),
     Fault("policies", BASE, lambda o: _env(o, "SIDECAR_UPSTREAM", ""), "has no endpoint"),
     Fault("grace", BASE, lambda o: _pod(o).update(terminationGracePeriodSeconds=600), "not longer than the drain"),
