@@ -76,6 +76,9 @@ COUNT_PART: Final = 0.2
 KEPT_BYTES: Final = 64 * 1024
 """Of a prompt, until the engine says how many tokens it had: longer ones teach nobody anything."""
 
+MOST_CHARS: Final = 6
+"""Of a token, on average over an answer: an event with more has several, and a client need not ask for the usage."""
+
 LOOK_BYTES: Final = 4 << 20
 """Of a body that is looked into for its prompt: more is only estimated, from a few looks at all of it."""
 
@@ -1022,7 +1025,9 @@ class Exchange:
         answer = usage.completion_tokens if usage is not None else None
         if answer is not None and answer < 0:
             answer = None
-        counted = reader.tokens if reader is not None else (attempt.bytes_out // 4 if attempt.committed else 0)
+        counted = attempt.bytes_out // 4 if attempt.committed and reader is None else 0
+        if reader is not None:
+            counted = max(reader.tokens, reader.chars // MOST_CHARS)
         if call.api is _EMBEDDINGS or (call.api is _OTHER and told):
             counted = 0  # numbers about the prompt
         if service is not None and attempt.ending is _COMPLETE:

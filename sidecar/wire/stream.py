@@ -47,7 +47,9 @@ _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 class StreamReader:
     """Reads one answer's event stream.
 
-    `tokens`: token-bearing events. `events`: readable ones, `[DONE]` and blanks not counted; zero at the end is an
+    `tokens`: token-bearing events. `chars`: of the texts in chat and completions, which need not tell their usage; an
+    event may have the text of several tokens (speculation, an engine's stream interval, a client that reads slowly).
+    `events`: readable ones, `[DONE]` and blanks not counted; zero at the end is an
     answer of nothing. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
     in-band error. `steps`: chat deltas that name no role and carry nothing: an engine's step whose token has no text
     (a special token). `tool_call`: what came last belongs to a tool call, so the next gap may be longer.
@@ -66,6 +68,7 @@ class StreamReader:
         "_sse",
         "_usage",
         "_usage_body",
+        "chars",
         "error",
         "events",
         "finish_reason",
@@ -77,6 +80,7 @@ class StreamReader:
 
     def __init__(self, api: Api, limit: int = LIMIT_BYTES) -> None:
         self.tokens = 0
+        self.chars = 0
         self.steps = 0
         self.events = 0
         self._malformed = 0
@@ -160,6 +164,7 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
         text = data[len(before) : len(data) - len(reader._after)]
         if text and b'"' not in text and b"\\" not in text and text.isascii():
             reader.tokens += 1
+            reader.chars += len(text)
             reader.tool_call = False
             reader._lessons = 0
             return
@@ -189,12 +194,17 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
             elif delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.audio:
                 token = True
                 reader.tool_call = False
+                said = delta.content or delta.reasoning_content or delta.reasoning
+                if isinstance(said, str):
+                    reader.chars += len(said)
             elif choice.logprobs is not None or choice.token_ids:
                 token = token or _is_silent_token(choice)
             elif delta.role is None:
                 reader.steps += 1
         elif choice.text:
             token = True
+            if isinstance(choice.text, str):
+                reader.chars += len(choice.text)
         elif choice.logprobs is not None or choice.token_ids:
             token = token or _is_silent_token(choice)
         if choice.finish_reason:

@@ -112,3 +112,24 @@ def test_what_is_no_work_for_engines_takes_no_turn() -> None:
     bench.begin(asked(b'{"model":"m","messages":[]}', CHAT))
     bench.begin(asked(b"{}", b"/tokenize"))
     assert len(bench.connector.openings) == 2
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n',
+        b'data: {"choices":[{"index":0,"text":"%b","finish_reason":null}]}\n\n',
+    ],
+    ids=["chat", "completions"],
+)
+@pytest.mark.parametrize(("text", "least"), [(b" and", 20), (b" the quick brown fox jumps over the lazy dog", 140)])
+def test_a_stream_that_does_not_say_its_usage_pays_for_its_text(event: bytes, text: bytes, least: int) -> None:
+    path = CHAT if b"delta" in event else COMPLETIONS
+    bench = metered()
+    bench.begin(asked(b'{"model":"m","prompt":"hello","messages":[],"stream":true,"max_tokens":500}', path))
+    bench.link.heads()
+    for _ in range(20):
+        bench.link.says(event % text)
+    bench.link.says(event.replace(b"null", b'"stop"') % b"" + b"data: [DONE]\n\n").ends()
+    paid = bench.ledger.counts["q"].settled_tokens
+    assert least <= paid <= least + 10 and not bench.held()
