@@ -1,4 +1,4 @@
-"""Makes this mount namespace a container's and becomes the command: `python cage.py UID GID COMMAND...`.
+"""Makes this mount namespace a container's and becomes the command: `python cage.py UID GID COMMAND...`, as root.
 
 Everything is read only, `/tmp` and `/run` are new and empty, with the folder of the operators' socket. Then user and
 group are given up for those of the image, and with them every capability and the way to get one. The one line that it
@@ -36,12 +36,8 @@ def main(uid: str, gid: str, *command: str) -> None:
     for point in points:
         if f"/{point.split('/')[1]}" not in OTHERS:
             mount("-o", "remount,bind,ro", point)
-    if Path("/proc/self/uid_map").read_text().split()[2] == "1":
-        # A namespace of one user, since we are not root: another one within it, where that user has the image's number.
-        become = ["unshare", "--user", f"--map-user={uid}", f"--map-group={gid}"]
-    else:
-        become = ["setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set", "-all"]
-        become += ["--inh-caps", "-all", "--no-new-privs"]
+    become = ["setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set", "-all"]
+    become += ["--inh-caps", "-all", "--no-new-privs"]
     shutil.rmtree("/run/mount", ignore_errors=True)  # what mount(8) notes
     print(time.monotonic(), flush=True)
     os.execvp(become[0], [*become, *command])
