@@ -9,9 +9,10 @@ and gives back tickets; whoever holds them calls nothing of it from inside.
 2. Else it waits, if there is a place. The higher priority goes first; classes of one priority share by their weights,
    tenants of a class by theirs, by tokens (`turns`).
 3. Starvation is bounded: while the oldest request of some class is overdue (it has waited for its SLA, or half its
-   longest wait if that is sooner), one in every ceil(1 / `reserve`) turns goes to the class whose oldest is overdue
-   longest. So a class gets at least that part of the turns, once the requests that were overdue before its own had
-   theirs, however many of a higher one wait; and who had such a turn is not evicted.
+   longest wait if that is sooner), one in every ceil(1 / `reserve`) turns goes to the overdue class that has gone
+   without longest: since its last turn, or since it is overdue. So of `c` classes that are overdue (a class counts once
+   for each lane) each gets at least one turn in c ceil(1 / `reserve`), however many of a higher one wait; and who had
+   such a turn is not evicted.
 4. A full queue turns away the newest, but not the humblest first come: a request of a higher class takes the place of
    one of the lowest class that waits, and within a class the tenant that has most waiting gives way to one that has
    fewer. A flood fills the queue with its own, and is refused its own.
@@ -378,6 +379,7 @@ class Gate:
             elif earned >= _WHOLE:
                 self._credit = earned - 1.0
                 paid = True
+        group.turned_at = now
         share = ticket.share
         assert share is not None
         self._start(ticket, group, share, now)
@@ -642,7 +644,7 @@ def _nobody_can(pool: Pool, now: float) -> bool:
 
 
 def _overdue(lanes: list[Lane], now: float) -> Group | None:
-    """The class whose oldest request is overdue longest; None: none is."""
+    """Of the classes whose oldest request is overdue, the one that has gone without a turn longest; None: none is."""
     found: Group | None = None
     since = now
     for lane in lanes:
@@ -650,8 +652,10 @@ def _overdue(lanes: list[Lane], now: float) -> Group | None:
             head = group.head
             if head is not None:
                 at = head.arrived_at + min(group.qos.sla_s, group.qos.max_wait_s / 2.0)
-                if at < since:
-                    found, since = group, at
+                if at < now:
+                    at = max(at, group.turned_at)
+                    if found is None or at < since:
+                        found, since = group, at
     return found
 
 

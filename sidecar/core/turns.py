@@ -18,6 +18,7 @@ passed over when they come up, and cleared out when they are more than the other
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from typing import Final
 
 from sidecar.core.classes import QosClass
@@ -202,6 +203,7 @@ class Group:
         "standing",
         "start",
         "tail",
+        "turned_at",
         "waiting",
     )
 
@@ -216,6 +218,8 @@ class Group:
         self.waiting = 0
         """Tenants that have a request here."""
         self.gone = False
+        self.turned_at = -inf
+        """When one that waited here had its turn last."""
         self.head: Ticket | None = None
         self.tail: Ticket | None = None
         self._entries = 0

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -155,6 +156,27 @@ def test_classes_of_one_priority_share_by_weight_in_tokens() -> None:
         (given,) = world.serve(running)
         tokens[given.qos.name] += given.tokens
     assert tokens["text"] / tokens["other"] == pytest.approx(3.0, rel=0.05)
+
+
+def test_of_several_classes_that_are_overdue_each_has_its_part_of_the_reserve() -> None:
+    policies = tuple(
+        QosPolicy(name=name, latency_sla_ms=1000, priority=priority, max_wait_s=Seconds(3600))
+        for name, priority in (("voice", 9), ("text", 5), ("batch", 3))
+    )
+    world = World(1, policies=policies, admission=Admission(queue=10_000))
+    running = full(world, "voice")
+    for name in ("text", "batch"):
+        for _ in range(500):
+            world.come(name)
+    world.now += 30.0
+    turns: list[str] = []
+    for _ in range(800):
+        world.come("voice")
+        world.now += 0.01
+        turns += names(world.serve(running))
+    assert turns.count("text") == turns.count("batch") == 20
+    gaps = [at for at, name in enumerate(turns) if name == "batch"]
+    assert all(after - before <= 2 * 20 for before, after in pairwise(gaps))
 
 
 def test_a_class_that_comes_back_has_saved_nothing_up() -> None:
