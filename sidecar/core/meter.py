@@ -14,7 +14,9 @@ the server grants a slice -> held --reserve--> used here --settle: less was need
 3. Of a window that was not asked about for longer than that little is known. With no other sidecar, all: what was used
    here. Else one request goes on credit, or several that are together at most `COLD_RATIO` of the limit over all
    sidecars, unless the window was more than half used when it was asked about within its span: its last half is for
-   those who ask. The debt is told at once, and the reply is fresh.
+   those who ask. The debt is told at once, and the reply is fresh. Who went beyond the limit so, by `OVERSHOT`, is
+   known for somebody who could do it in every window, on every sidecar at once: for an hour (`WARY_SPANS`) there is no
+   such credit but the small one.
 4. Alone (the log cannot be reached): what was used here in the span stays within limit / members; and what is used from
    the loss on within this sidecar's part of the room that there is, if what the others had used then leaves the window
    no sooner than what was used here, nor sooner than evenly. At least one request per span goes, or small limits would
@@ -29,6 +31,11 @@ from typing import Final
 BUCKETS: Final = 60
 FRESH_S: Final = 2.0
 COLD_RATIO: Final = 0.01
+OVERSHOT: Final = 1.25
+"""Times the limit: more than estimates that were too low make of it."""
+WARY_SPANS: Final = 60.0
+WARY_S: Final = 3600.0
+"""The longest of these, but for windows of which two are longer."""
 HASTE: Final = 2.0
 """By so much the others may hasten until the next reply."""
 LEAST_AGE_S: Final = 0.02
@@ -74,6 +81,7 @@ class Meter:
         "told",
         "unit",
         "used",
+        "wary_until",
         "word",
     )
 
@@ -102,6 +110,7 @@ class Meter:
         """By how much per second `used` grew between replies."""
         self.retry_at = 0.0
         """There is no room before that, by the last reply."""
+        self.wary_until = NEVER
         self.taken = 0
         """Used here so far; `mark`: at the last check; `flow`: per second between the last two."""
         self.mark = 0
@@ -163,7 +172,9 @@ class Meter:
             return self.own + amount <= self.limit
         if self.is_scarce(now):
             return False
-        return owed == 0 or (owed + need) * members <= COLD_RATIO * self.limit
+        if owed == 0 and now >= self.wary_until:
+            return True
+        return (owed + need) * members <= COLD_RATIO * self.limit
 
     def fits_alone(self, amount: int, now: float, members: int, loss: int, lost_at: float) -> bool:
         """Whether `amount` may be used now that the log is away since `lost_at` (rule 4)."""
@@ -287,6 +298,8 @@ class Meter:
             self.pace += PACE_GAIN * ((used - self.used) / age_s - self.pace)
         self.used = used
         self.answered_at = now
+        if used > OVERSHOT * self.limit:
+            self.wary_until = now + max(2.0 * self.span_s, min(WARY_SPANS * self.span_s, WARY_S))
         self.retry_at = now + wait_s if wait_s > 0.0 and not granted else 0.0
 
     def unanswered(self) -> None:

@@ -21,3 +21,19 @@ def test_what_was_not_needed_lessens_the_debt_first() -> None:
     meter.take(100, 0.0)
     meter.give(30, 0.0, 20.0)
     assert (meter.own, meter.debt, meter.back) == (70, 70, 0)
+
+
+def test_who_went_far_beyond_the_limit_on_credit_has_none_for_an_hour() -> None:
+    meter = Meter(TOKENS, 60.0, 1000, "tokens per minute")
+    assert meter.fits(900, 0.0, 10)
+    meter.take(900, 0.0)
+    meter.owes(0.0)
+    meter.answered(0, 9000, 0.0, 0.1)
+    assert not meter.fits(900, 61.0, 10) and meter.fits(1, 61.0, 10) and meter.fits(900, 61.0, 1)
+    assert not meter.fits(900, 3600.0, 10) and meter.fits(900, 3601.0, 10)
+
+
+def test_an_estimate_that_was_too_low_costs_no_credit() -> None:
+    meter = Meter(TOKENS, 60.0, 1000, "tokens per minute")
+    meter.answered(0, 1200, 0.0, 0.1)
+    assert meter.fits(900, 61.0, 10)
