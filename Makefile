@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines test-deploy lock image sbom bench bench-setup bench-check bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-quotas bench-micro bench-tokens breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
+.PHONY: help setup run test compile test-compiled wheel lint format schema proto test-engines test-deploy lock image sbom bench bench-setup bench-check bench-image bench-path bench-growth bench-log bench-xds bench-routes bench-qos bench-quotas bench-micro bench-tokens breaker-ab breaker-ab-small breaker-live rollouts invariants soak load clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -99,7 +99,7 @@ BUILDER ?= $(shell for each in docker podman buildah; do command -v $$each >/dev
 
 image:  ## the container image; IMAGE=name:tag, BUILDER=docker|podman|buildah, see BUILD, such as BUILD="--build-arg BASE=..."
 	@test -n "$(BUILDER)" || { echo "none of docker, podman and buildah is here: install one, such as Debian's packages buildah or podman" >&2; exit 1; }
-	$(BUILDER) build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	$(BUILDER) build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git describe --always --dirty --abbrev=40 --exclude '*') \
 		--build-arg CREATED=$$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ) \
 		--build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BUILD) .
 
@@ -115,6 +115,9 @@ bench-setup: setup  ## what `make bench` measures against, installed once under 
 
 bench-check: setup  ## that the comparison refuses answers that are not whole, and counts right; seconds
 	$(BIN)/pytest bench/checks
+
+bench-image: setup  ## the image's size, cold start and idle memory, from its own steps run into a folder, as root; minutes
+	$(BIN)/python -m bench.image
 
 bench-path: setup  ## the request path's cost without sockets
 	$(BIN)/python -m bench.path_cost
