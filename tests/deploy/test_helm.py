@@ -18,6 +18,7 @@ import yaml
 from helm_python import Chart, HelmError, lint, package
 
 from sidecar.inject.container import Resources, Sidecar, container, engine_mount, engine_pre_stop, volumes
+from sidecar.inject.pod import Defaults, Injected, inject
 from tests.deploy import checks
 from tests.deploy.objects import DEPLOY, ISTIO, ROOT, Object, called, kustomize, of_kind, one, read
 
@@ -259,6 +260,42 @@ def test_the_webhook_is_told_what_is_not_its_default() -> None:
     }
 
 
+INJECTED: dict[str, Object] = {
+    "defaults": {},
+    "simulated": values("dev"),
+    "other values": {
+        "image": {"repository": "r.example/s", "tag": "2"},
+        "engine": {"port": 8123, "image": {"repository": "r.example/own", "tag": "5"}},
+        "policy": {"configMap": "chat"},
+        "sidecar": {
+            "drainSeconds": 30,
+            "resources": {"cpu": "2", "memory": "1Gi", "cpuLimit": "4", "memoryLimit": "2Gi"},
+        },
+    },
+}
+
+
+def _pod(objects: list[Object]) -> Object:
+    """The pod's spec by names: neither the order of lists nor that of keys means anything here."""
+    spec: Object = one(objects, "Deployment")["spec"]["template"]["spec"]
+    lists = {key: {each["name"]: each for each in spec[key]} for key in ("initContainers", "containers", "volumes")}
+    for each in lists["containers"].values():
+        each["volumeMounts"] = {mount["mountPath"]: mount for mount in each["volumeMounts"]}
+    return {**spec, **lists}
+
+
+@pytest.mark.parametrize("told", INJECTED.values(), ids=INJECTED)
+def test_what_the_webhook_makes_of_a_pod_is_the_manifest_s(told: Object) -> None:
+    webhook = made({**told, "serving": {**told.get("serving", {}), "injection": "webhook"}})
+    deployment = one(webhook, "Deployment")
+    done = inject(deployment["spec"]["template"], Defaults())
+    assert isinstance(done, Injected)
+    # It cannot know that simulated engines are told to listen on loopback.
+    assert [each for each in done.warnings if "command line that cannot be lengthened" not in each.message] == []
+    deployment["spec"]["template"] = done.pod
+    assert _pod(webhook) == _pod(made(told))
+
+
 def test_a_certificate_of_one_s_own() -> None:
     told = {
         "serving": {"enabled": False},
@@ -392,6 +429,9 @@ BAD: dict[str, tuple[Object, str]] = {
         {"serving": {"injection": "webhook"}, "sidecar": {"redis": {"required": True}}},
         "the webhook knows nothing of sidecar.env and sidecar.redis",
     ),
+    "the engine's home": ({"engine": {"env": [{"name": "HOME", "value": "/"}]}}, "the chart itself says what HOME is"),
+    "a label twice": ({"serving": {"podLabels": {"version": "v9"}}}, "the chart itself says what version is"),
+    "a DaemonSet that stays": ({"serving": {"kind": "DaemonSet", "maxUnavailable": 0}}, "has no spare card"),
     "a policy's kind": ({"policy": {"settings": {"kind": "Policy"}}}, "apiVersion and kind are written by the chart"),
     "a policy's file twice": ({"policy": {"files": {"policy.yaml": ""}}}, "policy.yaml is written by the chart"),
 }

@@ -8,8 +8,12 @@
 {{- fail "webhook.certificate: without certManager the API server has to be told by caBundle whom to trust" }}
 {{- end }}
 {{- if $v.serving.enabled }}
-{{- if and (eq $v.serving.kind "Deployment") (has (toString $v.serving.maxSurge) (list "0" "0%")) (has (toString $v.serving.maxUnavailable) (list "0" "0%")) }}
+{{- if has (toString $v.serving.maxUnavailable) (list "0" "0%") }}
+{{- if eq $v.serving.kind "DaemonSet" }}
+{{- fail "serving.maxUnavailable is 0: a DaemonSet has no spare card, so no roll-out could begin" }}
+{{- else if has (toString $v.serving.maxSurge) (list "0" "0%") }}
 {{- fail "serving.maxSurge and serving.maxUnavailable are both 0: no roll-out could begin" }}
+{{- end }}
 {{- end }}
 {{- if and (eq $v.serving.kind "DaemonSet") $v.autoscaling.enabled }}
 {{- fail "autoscaling.enabled: a DaemonSet is as many as there are machines" }}
@@ -48,6 +52,16 @@
 {{- range $v.sidecar.env }}
 {{- if has .name $ours }}
 {{- fail (printf "sidecar.env: the chart itself says what %s is" .name) }}
+{{- end }}
+{{- end }}
+{{- range $v.engine.env }}
+{{- if has .name (list "HOME" "USER" "HF_TOKEN") }}
+{{- fail (printf "engine.env: the chart itself says what %s is" .name) }}
+{{- end }}
+{{- end }}
+{{- range $name := concat (keys $v.serving.podLabels) (keys $v.serving.podAnnotations) }}
+{{- if has $name (list "app.kubernetes.io/name" "app.kubernetes.io/component" "version" "sidecar.infra.ai/inject" "sidecar.istio.io/inject" "kubectl.kubernetes.io/default-container" "sidecar.istio.io/nativeSidecar" "traffic.sidecar.istio.io/excludeInboundPorts" "proxy.istio.io/config") }}
+{{- fail (printf "serving.podLabels, serving.podAnnotations: the chart itself says what %s is" $name) }}
 {{- end }}
 {{- end }}
 {{- if or (hasKey $v.policy.settings "apiVersion") (hasKey $v.policy.settings "kind") }}

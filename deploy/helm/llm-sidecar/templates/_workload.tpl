@@ -250,9 +250,9 @@ spec:
         {{- end }}
 {{- end }}
 
-{{/* How a probe asks: from within, or by the network's way, which the webhook turns into the same. */}}
+{{/* How a probe asks: from within, or as one would write it, which the webhook turns into the same for engines it knows. */}}
 {{- define "llm-sidecar.probe" -}}
-{{- if eq .Values.serving.injection "manifest" }}
+{{- if or (eq .Values.serving.injection "manifest") .Values.engine.simulated }}
 {{- include "llm-sidecar.engineProbe" . }}
 {{- else -}}
 httpGet:
@@ -265,7 +265,11 @@ httpGet:
 {{- define "llm-sidecar.told" -}}
 {{- $sidecar := .Values.sidecar -}}
 {{- $resources := $sidecar.resources -}}
+{{- /* By its image the webhook knows vLLM's own alone. */}}
+{{- $known := and (not .Values.engine.simulated) (hasSuffix "vllm/vllm-openai" .Values.engine.image.repository) -}}
 {{- $said := dict
+  "engine" (list "vllm" (ternary "vllm" "" $known))
+  "engine-container" (list .Values.name (ternary .Values.name "" $known))
   "engine-port" (list (int .Values.engine.port | toString) "8000")
   "policy" (list .Values.policy.configMap "llm-sidecar-policy")
   "drain-seconds" (list (int $sidecar.drainSeconds | toString) "600")
