@@ -230,6 +230,27 @@ def test_other_values_are_without_fault_as_well(told: Object) -> None:
     assert checks.faults(made(told)) == []
 
 
+def merged(*told: Object) -> Object:
+    """Values of several files, as Helm takes them: the later one's go before."""
+    whole: Object = {}
+    for each in told:
+        for key, held in each.items():
+            both = isinstance(held, dict) and isinstance(whole.get(key), dict)
+            whole[key] = merged(whole[key], held) if both else held
+    return whole
+
+
+@pytest.mark.parametrize(
+    "names", [("prod", "canary"), ("prod", "request"), ("session", "node"), ("request", "node"), ("ambient", "canary")]
+)
+def test_several_files_of_values_go_together(names: tuple[str, ...]) -> None:
+    objects = made(merged(*map(values, names)))
+    assert checks.faults(objects) == []
+    replicas = {each["metadata"]["name"]: each["spec"].get("replicas") for each in of_kind(objects, "Deployment")}
+    assert replicas.get("vllm") == (2 if names[0] == "ambient" else None)
+    assert replicas.get("vllm-v2") == (1 if "canary" in names else None)
+
+
 def test_without_a_mesh_there_is_nothing_of_it() -> None:
     objects = made({"mesh": {"mode": "none"}})
     assert [each for each in objects if "istio" in each["apiVersion"]] == []

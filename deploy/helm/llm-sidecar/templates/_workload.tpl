@@ -14,7 +14,7 @@ metadata:
     app.kubernetes.io/component: inference
     version: {{ .version }}
 spec:
-  {{- if not (or $daemon $v.autoscaling.enabled) }}
+  {{- if not (or $daemon (and $v.autoscaling.enabled (eq .name $v.name))) }}
   replicas: {{ int .replicas }}
   {{- end }}
   revisionHistoryLimit: 5
