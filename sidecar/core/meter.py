@@ -15,8 +15,8 @@ the server grants a slice -> held --reserve--> used here --settle: less was need
    here. Else one request goes on credit, or several that are together at most `COLD_RATIO` of the limit over all
    sidecars, unless the window was more than half used when it was asked about within its span: its last half is for
    those who ask. The debt is told at once, and the reply is fresh. Who went beyond the limit so, by `OVERSHOT`, is
-   known for somebody who could do it in every window, on every sidecar at once: for an hour (`WARY_SPANS`) there is no
-   such credit but the small one.
+   known for somebody who could do it in every window, on every sidecar at once: for two spans there is no such credit
+   but the small one, and twice as long each time, up to `MOST_SPANS`, until that long went well.
 4. Alone (the log cannot be reached): what was used here in the span stays within limit / members; and what is used from
    the loss on within this sidecar's part of the room that there is, if what the others had used then leaves the window
    no sooner than what was used here, nor sooner than evenly. At least one request per span goes, or small limits would
@@ -33,9 +33,8 @@ FRESH_S: Final = 2.0
 COLD_RATIO: Final = 0.01
 OVERSHOT: Final = 1.25
 """Times the limit: more than estimates that were too low make of it."""
-WARY_SPANS: Final = 60.0
-WARY_S: Final = 3600.0
-"""The longest of these, but for windows of which two are longer."""
+FIRST_SPANS: Final = 2.0
+MOST_SPANS: Final = 60.0
 HASTE: Final = 2.0
 """By so much the others may hasten until the next reply."""
 LEAST_AGE_S: Final = 0.02
@@ -81,6 +80,7 @@ class Meter:
         "told",
         "unit",
         "used",
+        "wary_s",
         "wary_until",
         "word",
     )
@@ -111,6 +111,8 @@ class Meter:
         self.retry_at = 0.0
         """There is no room before that, by the last reply."""
         self.wary_until = NEVER
+        """There is no credit without a reply before that; and for how long that was."""
+        self.wary_s = 0.0
         self.taken = 0
         """Used here so far; `mark`: at the last check; `flow`: per second between the last two."""
         self.mark = 0
@@ -298,8 +300,11 @@ class Meter:
             self.pace += PACE_GAIN * ((used - self.used) / age_s - self.pace)
         self.used = used
         self.answered_at = now
-        if used > OVERSHOT * self.limit:
-            self.wary_until = now + max(2.0 * self.span_s, min(WARY_SPANS * self.span_s, WARY_S))
+        if used > OVERSHOT * self.limit and now >= self.wary_until:
+            most = MOST_SPANS * self.span_s
+            again = now - self.wary_until < most
+            self.wary_s = min(most, 2.0 * self.wary_s) if again else FIRST_SPANS * self.span_s
+            self.wary_until = now + self.wary_s
         self.retry_at = now + wait_s if wait_s > 0.0 and not granted else 0.0
 
     def unanswered(self) -> None:

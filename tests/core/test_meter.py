@@ -23,14 +23,22 @@ def test_what_was_not_needed_lessens_the_debt_first() -> None:
     assert (meter.own, meter.debt, meter.back) == (70, 70, 0)
 
 
-def test_who_went_far_beyond_the_limit_on_credit_has_none_for_an_hour() -> None:
+def test_who_goes_far_beyond_the_limit_on_credit_has_none_for_twice_as_long_each_time() -> None:
     meter = Meter(TOKENS, 60.0, 1000, "tokens per minute")
     assert meter.fits(900, 0.0, 10)
     meter.take(900, 0.0)
     meter.owes(0.0)
-    meter.answered(0, 9000, 0.0, 0.1)
-    assert not meter.fits(900, 61.0, 10) and meter.fits(1, 61.0, 10) and meter.fits(900, 61.0, 1)
-    assert not meter.fits(900, 3600.0, 10) and meter.fits(900, 3601.0, 10)
+    now = 1.0
+    for spans in (2, 4, 8, 16, 32, 60, 60):
+        meter.answered(0, 9000, 0.0, now)
+        meter.answered(0, 9000, 0.0, now + 1.0)  # the same again
+        assert not meter.fits(900, now + 61.5, 10) and meter.fits(1, now + 61.5, 10) and meter.fits(900, now + 61.5, 1)
+        assert not meter.fits(900, now + 60.0 * spans - 1.0, 10)
+        now += 60.0 * spans + 1.0
+        assert meter.fits(900, now, 10)
+    now += 3600.0
+    meter.answered(0, 9000, 0.0, now)
+    assert meter.fits(900, now + 121.0, 10)
 
 
 def test_an_estimate_that_was_too_low_costs_no_credit() -> None:
