@@ -149,7 +149,7 @@ class Gate:
         """True: it runs, and is to be sent before anything else is asked of the gate. False: it waits for `take`."""
         pool.refresh(now)
         lanes = self._lanes
-        lane = lanes.lane_of(pool, ticket.version, now)
+        lane = lanes.lane_of(pool, ticket.version, ticket.without, now)
         group = lanes.group_of(ticket, lane)
         share = lanes.share_of(group, ticket.tenant, now)
         self._number += 1
@@ -181,7 +181,7 @@ class Gate:
         if not self.queued or self.mode == "shadow":
             return None
         for lane in list(self._lanes.busy):
-            pool = pool_of(lane.model, lane.key[0])
+            pool = pool_of(lane.model, lane.key[0], lane.key[1])
             if pool is not lane.pool:
                 self._lanes.follow(lane, pool, pool_of, now)
         self._lanes.sort(now)

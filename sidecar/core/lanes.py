@@ -13,7 +13,7 @@ from typing import Final
 
 from sidecar.core.classes import Classes
 from sidecar.core.parts import Parts
-from sidecar.core.pool import Pool
+from sidecar.core.pool import Pool, Without
 from sidecar.core.turns import Group, Lane, LaneKey, Share, Standing, Ticket
 from sidecar.kernel.ids import VersionName
 from sidecar.policy.schema import DEFAULT_CLASS, Admission
@@ -21,8 +21,8 @@ from sidecar.policy.schema import DEFAULT_CLASS, Admission
 MAX_TENANTS: Final = 100_000  # remembered while they are idle
 MAX_LANES: Final = 256  # remembered while nobody waits or runs in them
 
-PoolOf = Callable[[str, VersionName | None], Pool]
-"""The pool of a model and version, as `ServiceState.pool` gives it."""
+PoolOf = Callable[[str, VersionName | None, Without], Pool]
+"""The pool of a model and version without some engines, as `ServiceState.pool` gives it."""
 
 
 class Lanes:
@@ -58,12 +58,12 @@ class Lanes:
         if (policy.fairness == "service") is not (self.parts is not None):
             self._repart(Parts(now) if policy.fairness == "service" else None, now)
 
-    def lane_of(self, pool: Pool, version: VersionName | None, now: float) -> Lane:
+    def lane_of(self, pool: Pool, version: VersionName | None, without: Without, now: float) -> Lane:
         """Where those wait who wait for these endpoints."""
         lane = self._by_pool.get(pool)
         if lane is not None:
             return lane
-        key = version, pool.kinds
+        key = version, without, pool.kinds
         lane = self.lanes.get(key)
         if lane is None:
             if len(self.lanes) >= MAX_LANES:
@@ -125,14 +125,16 @@ class Lanes:
 
     def follow(self, lane: Lane, pool: Pool, pool_of: PoolOf, now: float) -> None:
         """The pool was made anew. Where other endpoints have these models now, the tickets go where they belong."""
-        if pool.kinds == lane.key[1]:
-            self.lane_of(pool, lane.key[0], now)
+        version, without, kinds = lane.key
+        if pool.kinds == kinds:
+            self.lane_of(pool, version, without, now)
             return
         for ticket in emptied(lane):
             index, share = ticket.qos.index, ticket.share
             assert share is not None
             self.rests(share, now)
-            there = self.lane_of(pool_of(ticket.model, ticket.version), ticket.version, now)
+            version, without = ticket.version, ticket.without
+            there = self.lane_of(pool_of(ticket.model, version, without), version, without, now)
             self._put_back(there.groups[index], ticket, now)
         if not lane.queued:
             self.busy.pop(lane, None)

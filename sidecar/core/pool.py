@@ -25,7 +25,7 @@ from sidecar.core.limit import Limiter
 from sidecar.core.models import matches
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName, VersionName
-from sidecar.policy.schema import Endpoint, is_translated
+from sidecar.policy.schema import Endpoint, Engine, Front, is_translated
 
 MAX_PARTS: Final = 128  # sets of nodes remembered for the models that only some have
 MANY: Final = 32  # up to this many nodes, finding out anew why nobody can serve costs less than the answer
@@ -35,6 +35,12 @@ SLACK: Final = 64  # entries of a heap that may be out of date, beyond one per n
 
 Kind = tuple[tuple[str, ...], frozenset[str] | None]
 """What decides which models a node serves: the policy's globs, and what its engine reports (None: unknown)."""
+
+Foreign = tuple[Engine, Front, str]
+"""Engines that are asked in other words: which, by which front, with which chat template."""
+
+Without = tuple[Foreign, ...]
+"""The foreign ones that a request leaves out, since they cannot do what it asks; mostly there are none."""
 
 _NONE: Final = frozenset[str]()
 _LATER: Final[tuple[Kind, ...]] = ((("",), _NONE),)
@@ -91,7 +97,7 @@ class Node:
         service: ServiceName,
         endpoint: Endpoint,
         breaker: Breaker,
-        pools: dict[tuple[str, VersionName | None], "Pool"],
+        pools: dict[tuple[str, VersionName | None, Without], "Pool"],
     ) -> None:
         self.key = key
         self.service = service

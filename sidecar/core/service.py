@@ -40,6 +40,7 @@ from sidecar.core.normal import STRAINED_S
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node as Node
 from sidecar.core.pool import Pool as Pool
+from sidecar.core.pool import Without as Without
 from sidecar.core.zone import ZoneTally
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId, VersionName
 from sidecar.kernel.outcome import Result
@@ -182,7 +183,7 @@ class ServiceState:
         self._limiters: OrderedDict[tuple[EndpointKey, VersionName], Limiter] = OrderedDict()
         """Of endpoints that left: what one takes is the same when it comes back, unlike whether it is well."""
         self._session_breakers: dict[SessionId, Breaker] = {}
-        self._pools: dict[tuple[str, VersionName | None], Pool] = {}
+        self._pools: dict[tuple[str, VersionName | None, Without], Pool] = {}
         self._read(policy)
 
     @property
@@ -399,17 +400,20 @@ class ServiceState:
         elif self.zone_seen is None:
             self.zone_seen = ZoneTally()
 
-    def pool(self, model: str, version: VersionName | None) -> Pool:
-        """The nodes for a model and version (None: any), cached."""
-        asked = (model, version)
+    def pool(self, model: str, version: VersionName | None, without: Without = ()) -> Pool:
+        """The nodes for a model and version (None: any), cached; `without` those that cannot do what is asked."""
+        asked = (model, version, without)
         pool = self._pools.get(asked)
         if pool is not None:
             return pool
         if not model:
             nodes = tuple(node for node in self.nodes.values() if not node.draining and version in (None, node.version))
+            if without:
+                barred = {key for foreign in without for key in self.foreign.get(foreign, ())}
+                nodes = tuple(node for node in nodes if node.key not in barred)
             pool = Pool(nodes, False, self.roster)
         else:
-            pool = self.pool("", version).serving(model)
+            pool = self.pool("", version, without).serving(model)
         if len(model) <= MAX_MODEL_NAME:
             if len(self._pools) >= MAX_POOLS:
                 # Names only: the pools themselves are dear to make.

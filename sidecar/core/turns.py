@@ -23,7 +23,7 @@ from typing import Final
 
 from sidecar.core.classes import QosClass
 from sidecar.core.parts import Payer
-from sidecar.core.pool import Kind, Node, Pool
+from sidecar.core.pool import Kind, Node, Pool, Without
 from sidecar.core.usual import Usual
 from sidecar.kernel.ids import VersionName
 
@@ -39,7 +39,7 @@ SLACK: Final = 64  # entries of a heap that may be out of date, beyond one per t
 ROLL_S: Final = 1.0  # how often a lane's pace is worked out
 NEWEST: Final = 0.3  # how much the last second counts in it
 
-LaneKey = tuple[VersionName | None, frozenset[Kind]]
+LaneKey = tuple[VersionName | None, Without, frozenset[Kind]]
 """What tells one set of endpoints from another, and survives that some of its endpoints come and go."""
 
 
@@ -47,8 +47,9 @@ class Ticket:
     """One request at the gate. `tokens`: what it is estimated to use, prompt and answer.
 
     `waiter` is whose it is, and nothing to the gate. `streams` False: its SLA ends where its turn begins. `version`:
-    the one chosen, None for any; `node`: where it runs, None where that is not known. `shadowed`: what enforcing would
-    have done with it: "" nothing, `queued`, or the reason for which it would have been turned away.
+    the one chosen, None for any; `without`: engines that cannot do what it asks; `node`: where it runs, None where that
+    is not known. `shadowed`: what enforcing would have done with it: "" nothing, `queued`, or the reason for which it
+    would have been turned away.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class Ticket:
         "tokens",
         "version",
         "waiter",
+        "without",
     )
 
     def __init__(
@@ -92,6 +94,7 @@ class Ticket:
         self.arrived_at = arrived_at
         self.streams = streams
         self.version: VersionName | None = None
+        self.without: Without = ()
         self.node: Node | None = None
         self.shadowed = ""
         self.state: int = NEW

@@ -91,7 +91,7 @@ class Door:
 
     def enter(self, ticket: Ticket, now: float) -> TurnedAway | bool:
         """As `Gate.enter`: True, it runs; False, `turn_came` or `turned_away` follows, never from within this call."""
-        verdict = self.gate.enter(ticket, self.service.pool(ticket.model, ticket.version), now)
+        verdict = self.gate.enter(ticket, self.service.pool(ticket.model, ticket.version, ticket.without), now)
         if verdict is False:
             self._arm()
         return verdict

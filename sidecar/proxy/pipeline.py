@@ -469,6 +469,8 @@ class Exchange:
             return None
         streams = call is not None and call.stream
         ticket = Ticket(self, admission.qos, self._who.tenant, model, admission.tokens, self.started_at, streams)
+        if service.foreign and self._translation is not None:
+            ticket.without = self._translation.without
         ticket.version = pick_version(service, session, model, self._tried, now, pipeline.fleet.chance)
         admission.ticket, admission.door = ticket, pipeline.doors.door(service, gate)
         self._step = _TURN

@@ -18,7 +18,7 @@ from sidecar.adapters import TRANSLATORS
 from sidecar.adapters.ask import Ask, Body, messages_of, needs_of, prompt_of, read_body
 from sidecar.adapters.dialect import Translator
 from sidecar.adapters.reading import Reading
-from sidecar.core.pool import Node
+from sidecar.core.pool import Foreign, Node, Without
 from sidecar.core.service import ServiceState, Times
 from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.kernel.exchange import ResponseHead
@@ -48,7 +48,8 @@ _OURS: Final = frozenset({b"content-type", b"content-encoding", b"trailer", b"ac
 class Translation:
     """One request, to be put into engines' words.
 
-    `why` says what the endpoints that `barred` named last cannot do, `param` which field asks for it.
+    `why` says what the endpoints that `barred` named last cannot do, `param` which field asks for it; `without` is the
+    kinds of them.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Translation:
         "_unreadable_for",
         "param",
         "why",
+        "without",
     )
 
     def __init__(
@@ -78,6 +80,7 @@ class Translation:
         self._awaited = False
         self.why = ""
         self.param: str | None = None
+        self.without: Without = ()
         if call.api is _CHAT or call.api is _COMPLETIONS:
             try:
                 self._body = body = read_body(data)
@@ -96,9 +99,13 @@ class Translation:
     def barred(self, service: ServiceState) -> list[EndpointKey]:
         """The endpoints of `service` that cannot be asked this."""
         barred: list[EndpointKey] = []
-        for (engine, front, template), keys in service.foreign.items():
+        without: list[Foreign] = []
+        for foreign, keys in service.foreign.items():
+            engine, front, template = foreign
             if not self._can(TRANSLATORS[(engine, front)], template):
                 barred.extend(keys)
+                without.append(foreign)
+        self.without = tuple(without)
         return barred
 
     def _can(self, translator: Translator, template: str) -> bool:

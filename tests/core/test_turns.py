@@ -20,7 +20,7 @@ def pool() -> Pool:
 def group() -> Group:
     classes = Classes((QosPolicy(name="text", latency_sla_ms=1000),))
     among = pool()
-    lane = Lane((None, among.kinds), among, [Standing(qos) for qos in classes.all], 0.0)
+    lane = Lane((None, (), among.kinds), among, [Standing(qos) for qos in classes.all], 0.0)
     return lane.groups[0]
 
 

@@ -507,6 +507,22 @@ def test_a_header_that_says_whose_it_is_must_not_end_here(name: bytes) -> None:
     assert refused(client) == (Reason.BAD_REQUEST, 400) and not bench.connector.openings and not bench.held()
 
 
+# Engines that cannot do what is asked.
+
+
+def test_who_cannot_be_served_by_an_engine_that_has_room_waits_for_one_that_can() -> None:
+    plain, triton = endpoints(2)
+    mixed = under_test.service(plain, msgspec.structs.replace(triton, engine="triton"), admission=ONE)
+    bench = Bench(mixed, qos_policies=(VOICE, TEXT, BATCH))
+    tools = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function"}]}'
+    asks = request_of(request(CHAT, method=b"POST", headers=[b"x-class: text"], body=tools))
+    clients = [bench.begin(asks.copy()) for _ in range(3)]
+    assert [node.in_flight for node in bench.nodes] == [1, 0]
+    for _ in clients:
+        serves(bench.link)
+    assert all(client.ended for client in clients) and not bench.held() and not bench.crashes
+
+
 # Speech that streams through.
 
 
