@@ -188,11 +188,16 @@ class MessageEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"}):
-    """An event of an API of which nothing is known but how an error looks."""
+    """An event of an API of which nothing is known but how an error looks, and what tells its usage.
+
+    `meta_info` is SGLang's: with the usage's words in it.
+    """
 
     error: object = None
     kind: object = None
     type: object = None
+    usage: object = None
+    meta_info: object = None
 
 
 decode_call = msgspec.json.Decoder(CallBody).decode

@@ -191,6 +191,7 @@ def _see_chunk(reader: StreamReader, kind: bytes, data: bytes) -> None:
             if delta.tool_calls or delta.function_call:
                 token = True
                 reader.tool_call = True
+                reader.chars += _arguments_of(delta.tool_calls)
             elif delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.audio:
                 token = True
                 reader.tool_call = False
@@ -248,6 +249,18 @@ def _learn(reader: StreamReader, chunk: Chunk, choice: Choice, data: bytes) -> N
 _CONTENT: Final = b'"content":"'
 _MAX_LESSONS: Final = 8
 """Tokens in a row around which nothing stayed the same; such a stream is decoded event by event."""
+
+
+def _arguments_of(tool_calls: object) -> int:
+    """Characters of the calls' arguments: some engines send them whole, once they could be read."""
+    chars = 0
+    if isinstance(tool_calls, list):
+        for each in tool_calls:
+            function = each.get("function") if isinstance(each, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                chars += len(arguments)
+    return chars
 
 
 def _turn_to(reader: StreamReader, index: Index) -> None:
@@ -369,6 +382,9 @@ def _see_other(reader: StreamReader, kind: bytes, data: bytes) -> None:
         _unusual(reader, kind, data, told=False)
     else:
         reader.tokens += 1
+        usage = event.usage or event.meta_info
+        if usage is not None:
+            reader._usage_body = usage
 
 
 _See = Callable[[StreamReader, bytes, bytes], None]

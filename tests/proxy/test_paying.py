@@ -133,3 +133,23 @@ def test_a_stream_that_does_not_say_its_usage_pays_for_its_text(event: bytes, te
     bench.link.says(event.replace(b"null", b'"stop"') % b"" + b"data: [DONE]\n\n").ends()
     paid = bench.ledger.counts["q"].settled_tokens
     assert least <= paid <= least + 10 and not bench.held()
+
+
+@pytest.mark.parametrize(
+    ("path", "event", "paid"),
+    [
+        (b"/invocations", b'{"choices":[],"usage":{"prompt_tokens":8,"completion_tokens":500}}', 508),
+        (b"/generate", b'{"text":"all of it","meta_info":{"prompt_tokens":8,"completion_tokens":30}}', 38),
+        (CHAT, b'{"choices":[{"delta":{"tool_calls":[{"function":{"arguments":"%b"}}]}}]}' % (b"x" * 600), 100 + 1),
+    ],
+    ids=["another path of the same API", "SGLang", "arguments of a tool"],
+)
+def test_a_stream_pays_what_its_events_tell(path: bytes, event: bytes, paid: int) -> None:
+    bench = metered()
+    bench.begin(asked(b'{"model":"m","prompt":"a","stream":true,"max_tokens":500}', path))
+    bench.link.heads().says(b"data: " + event + b"\n\n")
+    bench.link.says(
+        b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n' * (path == CHAT) + b"data: [DONE]\n\n"
+    ).ends()
+    settled = bench.ledger.counts["q"].settled_tokens
+    assert paid <= settled <= paid + 2 and not bench.held()
