@@ -310,6 +310,7 @@ def _rank(qos: QosClass) -> int:
 
 
 def _text(value: bytes) -> str:
+    value = value.strip(b" \t")
     try:
         return value.decode()
     except UnicodeDecodeError:

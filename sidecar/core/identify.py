@@ -40,6 +40,7 @@ AUTHORIZATION: Final = b"authorization"
 
 _CLAIMS: Final = msgspec.json.Decoder(dict[str, Any])
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+_SPACE: Final = ord(" ")
 
 
 class Who:
@@ -196,6 +197,8 @@ def _first(sources: tuple[_Ready, ...], values: list[bytes | None], user: str, c
     for source in sources:
         if source.slot >= 0:
             value = values[source.slot]
+            if value and value[-1] <= _SPACE:  # no part of it (RFC 9112, 5.1), and to engines neither
+                value = value.rstrip(b" \t")
             found = _bounded(value) if value else ""
         elif source.claim:
             found = ""

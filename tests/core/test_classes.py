@@ -216,6 +216,11 @@ def test_of_two_lines_the_first_counts() -> None:
     assert table.classify("", two[::-1], {}, b"/", "", "", "").name == "it"
 
 
+def test_spaces_around_a_value_are_no_part_of_it() -> None:
+    table = classes(policy("it", QosMatch(header="x-a", value="1")))
+    assert name_of(table, x_a="1 ") == "it"
+
+
 GLOBS = ["*", "a", "ab", "a*", "*b", "a*b", "?", "a?", "[ab]", "[!a]*", "*a*", "[z-a]", "[", "*[", "ä*", "**", "a[*]"]
 TEXTS = st.text("abzä[]*?\n", max_size=5)
 

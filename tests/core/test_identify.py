@@ -206,6 +206,13 @@ def test_a_header_that_says_two_things_is_a_conflict(name: bytes, others: list[b
     assert who(Identity(), headers[::-1]).conflict == found.conflict
 
 
+@pytest.mark.parametrize("value", [b"acme ", b"acme\t", b"acme \t "])
+def test_spaces_behind_a_name_make_nobody_else_of_it(value: bytes) -> None:
+    identity = Identity(tenant=(Source(header="x-tenant-id"),))
+    assert who(identity, [(b"x-tenant-id", value)]).tenant == "acme"
+    assert who(identity, [(b"x-tenant-id", b" \t")]) is NOBODY
+
+
 def test_twice_the_same_is_no_conflict_and_neither_is_what_nobody_reads() -> None:
     assert who(Identity(), [(b"x-tenant-id", b"a")] * 3).conflict == ""
     assert who(Identity(), [(b"accept", b"a"), (b"accept", b"b")]) is NOBODY
