@@ -476,6 +476,7 @@ def _door(where: Listen, settings: Settings) -> Door:
         tls_ca=settings.control_tls_ca,
         token=settings.control_token,
         token_file=settings.control_token_file,
+        local=settings.operators is None and settings.orders,
     )
 
 

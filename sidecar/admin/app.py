@@ -1,6 +1,7 @@
 """The admin pages: aiohttp, beside the data path and never in it.
 
-Looking is for everybody who reaches the port; changing (`POST`) is for operators on this machine (see `operator`).
+Looking is for everybody who reaches the port; changing (`POST`) is for operators on this machine (see `operator`). A
+socket that other users may connect to is shared with an engine: those may drain, and our own user may do the rest.
 """
 
 import asyncio
@@ -11,7 +12,8 @@ from contextlib import suppress
 from errno import EADDRINUSE
 from itertools import islice
 from pathlib import Path
-from socket import AF_UNIX, SOCK_STREAM, socket
+from socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
+from struct import Struct
 from types import TracebackType
 
 from aiohttp import web
@@ -42,6 +44,13 @@ STOP_S = 1.0
 SLICE = 200
 """Breakers shown before the loop may go on: about a millisecond."""
 
+OWN = 0o600
+"""The mode of a socket that our own user alone, and root, may connect to."""
+
+_PEER = Struct("iii")  # process, user, group
+
+LOOKING = ("GET", "HEAD", "OPTIONS")
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -54,7 +63,10 @@ class AdminServer:
         self._socket_path = socket_path
         self._mode = mode
         self._runner = web.AppRunner(
-            application(facts, elsewhere), access_log=None, handle_signals=False, shutdown_timeout=STOP_S
+            application(facts, elsewhere, bool(socket_path) and mode != OWN),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_S,
         )
 
     async def __aenter__(self) -> int:
@@ -82,19 +94,21 @@ class AdminServer:
 
 
 def serve_admin(
-    facts: Facts, host: str, port: int, *, socket_path: str = "", mode: int = 0o600, elsewhere: str = ""
+    facts: Facts, host: str, port: int, *, socket_path: str = "", mode: int = OWN, elsewhere: str = ""
 ) -> AdminServer:
     """`async with serve_admin(facts, host, port) as bound_port`. Port 0 picks one; a `socket_path` replaces both.
 
-    `mode`: who may connect to the socket. `elsewhere`: orders are not taken here, and these words say where they are.
+    `mode`: who may connect to the socket; if others than our own user, those may look and drain. `elsewhere`: orders
+    are not taken here, and these words say where they are.
     """
     return AdminServer(facts, host, port, socket_path, mode, elsewhere)
 
 
-def application(facts: Facts, elsewhere: str = "") -> web.Application:
-    """The pages over `facts`; with `elsewhere`, for looking alone."""
+def application(facts: Facts, elsewhere: str = "", shared: bool = False) -> web.Application:
+    """The pages over `facts`; with `elsewhere`, for looking alone; `shared`: on a socket that is not ours alone."""
     pages = _Pages(facts)
-    app = web.Application(middlewares=[_errors_as_json, _only_looking(elsewhere)] if elsewhere else [_errors_as_json])
+    refusing = [_only_looking(elsewhere)] if elsewhere else []
+    app = web.Application(middlewares=[_errors_as_json, *refusing, *([_only_draining] if shared else [])])
     app.router.add_get("/livez", pages.livez)
     app.router.add_get("/readyz", pages.readyz)
     app.router.add_get("/healthz", pages.healthz)
@@ -197,7 +211,7 @@ def _listening_place(path: str, mode: int) -> socket:
     place = socket(AF_UNIX, SOCK_STREAM)
     try:
         # Before it has a name: afterwards there would be a moment in which anybody could connect.
-        os.fchmod(place.fileno(), 0o600)
+        os.fchmod(place.fileno(), OWN)
         with suppress(FileNotFoundError, ConnectionRefusedError), socket(AF_UNIX, SOCK_STREAM) as probe:
             probe.settimeout(STOP_S)
             probe.connect(path)
@@ -205,7 +219,7 @@ def _listening_place(path: str, mode: int) -> socket:
         if Path(path).is_socket():
             Path(path).unlink()
         place.bind(path)
-        if mode != 0o600:
+        if mode != OWN:
             Path(path).chmod(mode)  # the umask had its say at `bind`
     except BaseException:
         place.close()
@@ -216,11 +230,29 @@ def _listening_place(path: str, mode: int) -> socket:
 def _only_looking(elsewhere: str) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method not in ("GET", "HEAD", "OPTIONS"):
+        if request.method not in LOOKING:
             raise web.HTTPForbidden(text=elsewhere)
         return await handler(request)
 
     return refuse
+
+
+@web.middleware
+async def _only_draining(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """An engine waits for our drain here. What else there is goes to all sidecars, and no engine has a say in that."""
+    if request.method not in LOOKING and request.path != "/drain" and _user(request.transport) != os.geteuid():
+        words = f"only user {os.geteuid()}, whose the sidecar is, gives orders here; others may drain"
+        raise web.HTTPForbidden(text=words)
+    return await handler(request)
+
+
+def _user(transport: asyncio.Transport | None) -> int | None:
+    """Who connected to a unix socket, as the kernel has it; None: nobody any more."""
+    sock: socket | None = None if transport is None else transport.get_extra_info("socket")
+    if sock is None or sock.family != AF_UNIX:
+        return None
+    user: int = _PEER.unpack(sock.getsockopt(SOL_SOCKET, SO_PEERCRED, _PEER.size))[1]
+    return user
 
 
 def _require_operator(request: web.Request) -> None:

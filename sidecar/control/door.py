@@ -13,7 +13,8 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
 
     Port 0: the system picks one. `tls_cert`, `tls_key`: PEM files, both or neither; without them the port is plain.
     `tls_ca`: clients need a certificate of this authority. `token`, or the content of `token_file`, is what writers
-    bring; with neither set only clients of this machine write, and those with a certificate.
+    bring; with neither set only clients of this machine write, and those with a certificate. Without `local` only those
+    with a certificate.
     """
 
     host: str = "127.0.0.1"
@@ -23,3 +24,4 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     tls_ca: Path | None = None
     token: str = ""
     token_file: Path | None = None
+    local: bool = True

@@ -187,7 +187,7 @@ async def serving(
 ) -> AsyncIterator[Control]:
     """The descriptor stream over `desk`, while the context lasts. `answered` counts (`stream.Counts`). OSError where an
     address, a certificate or a token is not to be had."""
-    writers = Writers(door.token, door.token_file)
+    writers = Writers(door.token, door.token_file, door.local)
     await writers.check()
     credentials = await asyncio.to_thread(locks, door)
     control = Control(desk, writers, say, answered)

@@ -3,6 +3,8 @@
 1. Where a token is set, writers bring it: `authorization: Bearer TOKEN`. Nothing stands in for it, and no certificate.
 2. Where none is set, who has a certificate of `--control-tls-ca` writes; and so does this machine (`wire.peer`), unless
    a proxy handed the call on. So a port that was opened to a network without any lock can be read there, not written.
+   Where orders have a place of their own (`--operators`) this machine does not: in a pod it is the engine, too, and a
+   table goes to all sidecars.
 3. A token's file is read whenever a token is brought: Kubernetes changes mounted secrets under a running process. While
    it cannot be read, or is empty, nobody writes.
 """
@@ -18,6 +20,11 @@ from sidecar.wire.peer import FORWARDED, is_this_machine
 DENIED_NOT_LOCAL = (
     "only clients of this machine may change tables here: the sidecar has no token for writers"
     " (--control-token-file) and no authority for their certificates (--control-tls-ca)"
+)
+
+DENIED_NO_LOCK = (
+    "nobody may change tables here: this machine gives its orders elsewhere (--operators), and the sidecar has no token"
+    " for writers (--control-token-file) and no authority for their certificates (--control-tls-ca)"
 )
 
 
@@ -41,11 +48,12 @@ _WORDS = 60  # of each: a record's `by` has room for 128 characters
 
 
 class Writers:
-    """The rule for one port. `token` empty and `token_file` None: no token is set."""
+    """The rule for one port. `token` empty and `token_file` None: none is set; `local`: then this machine writes."""
 
-    def __init__(self, token: str, token_file: Path | None) -> None:
+    def __init__(self, token: str, token_file: Path | None, local: bool = True) -> None:
         self._token = token
         self._file = token_file
+        self._local = local
 
     async def check(self) -> None:
         """Whether there is what the settings name. OSError says what is wrong with it."""
@@ -55,9 +63,9 @@ class Writers:
     async def why_not(self, caller: Caller) -> str:
         """The reason to refuse an update, or ""."""
         if not self._token and self._file is None:
-            if caller.name or (is_this_machine(caller.address) and not caller.proxied):
+            if caller.name or (self._local and is_this_machine(caller.address) and not caller.proxied):
                 return ""
-            return DENIED_NOT_LOCAL
+            return DENIED_NOT_LOCAL if self._local else DENIED_NO_LOCK
         if caller.token is None:
             return "writers bring a token: authorization: Bearer TOKEN"
         token = self._token

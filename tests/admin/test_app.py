@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -425,6 +426,29 @@ async def test_orders_are_taken_on_the_socket_alone_where_there_is_one(tmp_path:
         assert stat.S_IMODE(Path(path).stat().st_mode) == 0o666
         async with near.post("http://localhost/drain") as taken:
             assert taken.status == 202
+
+
+async def test_another_user_may_drain_and_give_no_other_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = StillFacts(snapshot(service(A)))
+    path = str(tmp_path / "orders.sock")
+    others = (f"/breakers/node/{A}/open", "/routes/chat", "/models/chat", "/canary/chat/abort", "/drain/")
+    async with (
+        serve_admin(facts, "", 0, socket_path=path, mode=0o666),
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as near,
+    ):
+        for order in others:
+            async with near.post(f"http://localhost{order}") as reply:
+                assert "only user" not in await reply.text()
+        ours = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: ours)
+        for order in others:
+            async with near.post(f"http://localhost{order}") as reply:
+                assert (reply.status, f"only user {ours}" in await reply.text()) == (403, True), order
+        async with near.get("http://localhost/breakers") as reply:
+            assert reply.status == 200
+        async with near.post("http://localhost/drain") as reply:
+            assert reply.status == 202
+        assert facts.phase is Phase.DRAINING
 
 
 async def test_who_waits_for_the_end_of_a_drain_hears_of_it() -> None:

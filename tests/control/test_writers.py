@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.control.writers import DENIED_NOT_LOCAL, Caller, Writers, caller
+from sidecar.control.writers import DENIED_NO_LOCK, DENIED_NOT_LOCAL, Caller, Writers, caller
 
 LOCAL = Caller("127.0.0.1")
 REMOTE = Caller("10.0.0.9")
@@ -117,3 +117,14 @@ def test_who_an_update_is_by_begins_with_what_is_proven() -> None:
     assert caller("ipv4:1.2.3.4:5", "\n", []).says("") == "certificate"
     assert LOCAL.says("a\x1b[31m\n" + "b" * 300) == "stream@127.0.0.1 (a[31m" + "b" * 53 + ")"
     assert len(caller("ipv6:%5B::1%5D:5", "c" * 300, []).says("d" * 300)) <= 128
+
+
+@pytest.mark.parametrize(
+    ("who", "may"),
+    [
+        pytest.param(LOCAL, False, id="this machine, which is the engine's as well"),
+        pytest.param(Caller("10.0.0.9", name="ci"), True, id="a certificate"),
+    ],
+)
+async def test_where_orders_have_their_own_place_this_machine_writes_no_tables(who: Caller, may: bool) -> None:
+    assert await Writers("", None, local=False).why_not(who) == ("" if may else DENIED_NO_LOCK)

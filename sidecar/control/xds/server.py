@@ -209,7 +209,7 @@ async def serving(
     """xDS over `desk`, while the context lasts; `listen`: where Envoys shall listen; `begin`: nobody is
     answered before it is set; `pushed` is told the kind of each push. OSError where an address, a certificate or
     a token is not to be had."""
-    writers = Writers(door.token, door.token_file)
+    writers = Writers(door.token, door.token_file, door.local)
     await writers.check()
     credentials = await asyncio.to_thread(locks, door)
     hub = Hub(
