@@ -19,6 +19,8 @@ from typing import Final
 
 SPAN_S: Final = 60.0  # in which e times less counts; in 30 s the bursts of a tenant that keeps to its part exceed it
 MORE: Final = 0.5  # of its part, times what is not its part: with less its bursts put it behind (bench.qos)
+LOOKED: Final = 128  # tenants looked at in one call: there may be 100,000, and the loop waits
+FEW: Final = 2  # those looked at whenever one is refunded: so there are never many to come
 SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
 
 
@@ -105,6 +107,7 @@ class Parts:
         payer.active -= 1
         if not payer.active:
             self._idle[payer] = now
+            self._retire(FEW, now)
 
     def use(self, payer: Payer, tokens: int, now: float) -> None:
         """It used so many tokens, or so many less than was thought (negative)."""
@@ -114,6 +117,7 @@ class Parts:
         self._at = max(self._at, now)
         if payer.behind and tokens < 0:
             self._note(payer)
+            self._bring_back(FEW)
         else:
             self.judge(payer, now)
 
@@ -130,19 +134,18 @@ class Parts:
             self.turned.append(payer)
 
     def look(self, now: float) -> None:
-        """Lets those come back whose part it is again."""
-        idle = self._idle
-        while idle:
-            oldest, since = next(iter(idle.items()))
-            if now - since < SPAN_S:
-                break
-            del idle[oldest]
-            self._weight = max(0.0, self._weight - oldest.weight)
+        """Lets those come back whose part it is again; of very many a few each time, the first of them first."""
+        self._retire(LOOKED, now)
+        self._bring_back(LOOKED)
+
+    def _bring_back(self, most: int) -> None:
         heap = self._ahead
         if not heap or self._total <= 0.0:
             return
         level = log(self._total / self._weight) + self._at / SPAN_S if self._weight > 0.0 else inf
-        while heap:
+        for _ in range(most):
+            if not heap:
+                return
             key, entry, payer = heap[0]
             if entry != payer.entry:
                 heappop(heap)
@@ -156,6 +159,16 @@ class Parts:
                 self.turned.append(payer)
             else:
                 return
+
+    def _retire(self, most: int, now: float) -> None:
+        """Those who were idle for so long have no part any more; at most so many at once."""
+        idle = self._idle
+        for _ in range(min(most, len(idle))):
+            oldest, since = next(iter(idle.items()))
+            if now - since < SPAN_S:
+                return
+            del idle[oldest]
+            self._weight = max(0.0, self._weight - oldest.weight)
 
     def _return(self, payer: Payer) -> None:
         payer.behind = False

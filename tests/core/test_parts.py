@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sidecar.core.parts import MORE, SLACK, SPAN_S, Parts, Payer
+from sidecar.core.parts import LOOKED, MORE, SLACK, SPAN_S, Parts, Payer
 
 
 def known(parts: Parts, *tenants: str, now: float = 0.0, weight: float = 1.0) -> list[Payer]:
@@ -76,6 +76,21 @@ def test_who_was_not_here_for_a_while_counts_no_more() -> None:
     assert one.behind  # of three, it has more than a third
     parts.look(SPAN_S)
     assert not one.behind  # of two, less than a half
+
+
+def test_of_very_many_a_few_are_looked_at_in_one_call_and_all_in_time() -> None:
+    parts = Parts(0.0)
+    payers = known(parts, *[str(number) for number in range(10 * LOOKED)])
+    for payer in payers:
+        parts.use(payer, 100, 0.0)  # each is the first, and so has used more than its part
+        parts.goes(payer, 0.0)
+    assert any(map(is_behind, payers))
+    parts.turned.clear()
+    for _ in range(12):
+        parts.look(SPAN_S + 1.0)
+        assert len(parts.turned) <= LOOKED
+        parts.turned.clear()
+    assert not any(map(is_behind, payers))
 
 
 def test_a_refund_brings_back() -> None:
