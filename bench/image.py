@@ -65,7 +65,7 @@ def starts(image: Image, count: int) -> dict[str, object]:
 
 
 def _starts(image: Image, count: int, path: str, **more: str) -> dict[str, float]:
-    took_s, rss = [], []
+    took_s, cpu_s, rss = [], [], []
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}).encode()
     for _ in range(count):
         listen, admin, control = (f"127.0.0.1:{free_port()}" for _ in range(3))
@@ -78,11 +78,13 @@ def _starts(image: Image, count: int, path: str, **more: str) -> dict[str, float
                 else:
                     running.answers(f"http://{listen}{path}", body)
                 took_s.append(running.took_s)
+                cpu_s.append(running.cpu_s)
                 rss.append(running.rss_bytes / 1e6)
     return {
         "median_ms": round(1000 * statistics.median(took_s)),
         "least_ms": round(1000 * min(took_s)),
         "most_ms": round(1000 * max(took_s)),
+        "cpu_ms": round(1000 * statistics.median(cpu_s)),
         "rss_mb": round(statistics.median(rss)),
     }
 

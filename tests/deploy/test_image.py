@@ -136,6 +136,14 @@ def test_nothing_is_compiled_at_a_start(image: Image) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_what_was_stripped_still_loads(image: Image) -> None:
+    libraries = [str(path) for path in image.prefix.rglob("*.so")]
+    assert len(libraries) >= 10
+    code = "import ctypes, sys; [ctypes.PyDLL(each) for each in sys.argv[1:]]"
+    subprocess.run([image.prefix / "bin" / "python", "-I", "-c", code, *libraries], check=True, timeout=60)
+
+
+@pytest.mark.timeout(300)
 def test_it_serves_as_nobody_special_and_writes_its_socket_alone(container: Container, image: Image) -> None:
     port = container.settings["SIDECAR_LISTEN"]
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4}).encode()
