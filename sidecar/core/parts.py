@@ -20,7 +20,7 @@ from typing import Final
 SPAN_S: Final = 60.0  # in which e times less counts; in 30 s the bursts of a tenant that keeps to its part exceed it
 MORE: Final = 0.5  # of its part, times what is not its part: with less its bursts put it behind (bench.qos)
 LOOKED: Final = 128  # tenants looked at in one call: there may be 100,000, and the loop waits
-FEW: Final = 2  # those looked at whenever one is refunded: so there are never many to come
+FEW: Final = 2  # those looked at whenever one is refunded, beyond so many: there are never many more
 SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
 
 
@@ -117,7 +117,8 @@ class Parts:
         self._at = max(self._at, now)
         if payer.behind and tokens < 0:
             self._note(payer)
-            self._bring_back(FEW)
+            if self._behind > LOOKED:
+                self._bring_back(FEW)
         else:
             self.judge(payer, now)
 
