@@ -6,7 +6,8 @@
    restarts nobody. A pair that does not fit is told, and the last one serves.
 3. A fault of ours lets the pod pass, with a warning, unless `--strict`: then it is refused. The API server's own
    `failurePolicy` says what holds while nobody answers.
-4. A body is bounded by what an API server can send: an object is 1.5 MiB at most in etcd, and may come twice.
+4. A body is bounded by what an API server can send: an object is 1.5 MiB at most in etcd, and may come twice. So is its
+   time, and that of connections that ask nothing: anybody in the cluster reaches the port.
 """
 
 import argparse
@@ -32,6 +33,10 @@ FAILED: Final = 1
 
 MAX_BYTES: Final = 8 << 20
 LOOK_S: Final = 10.0
+BODY_S: Final = 10.0
+"""How long a question may take to come: an API server waits 30 s at most for its answer, and 5 s by our manifests."""
+IDLE_S: Final = 120.0
+"""How long a connection is kept that asks nothing, or never gets to the end of its head; an API server keeps 90 s."""
 STOP_S: Final = 5.0
 """How long reviews under way may take at the end: they take a millisecond."""
 
@@ -69,8 +74,9 @@ class Certificates:
 class Webhook:
     """The pages."""
 
-    def __init__(self, rules: Rules, say: Say) -> None:
+    def __init__(self, rules: Rules, say: Say, body_s: float = BODY_S) -> None:
         self._rules = rules
+        self._body_s = body_s
         self._say = say
         self._counts: Counter[str] = Counter()
 
@@ -84,7 +90,12 @@ class Webhook:
         return app
 
     async def _inject(self, request: web.Request) -> web.Response:
-        body = await request.read()
+        try:
+            async with asyncio.timeout(self._body_s):
+                body = await request.read()
+        except TimeoutError:
+            self._counts["malformed"] += 1
+            return web.Response(status=408, text="the question does not end\n", headers={"connection": "close"})
         try:
             review = question(body)
         except (ValueError, RecursionError) as exc:
@@ -117,11 +128,22 @@ class Webhook:
 
 @asynccontextmanager
 async def serving(
-    listen: Listen, certificates: Certificates, rules: Rules, say: Say, look_s: float = LOOK_S
+    listen: Listen,
+    certificates: Certificates,
+    rules: Rules,
+    say: Say,
+    *,
+    look_s: float = LOOK_S,
+    body_s: float = BODY_S,
+    idle_s: float = IDLE_S,
 ) -> AsyncIterator[int]:
     """The webhook at `listen` while the context lasts; gives the port. OSError where that cannot be had."""
     runner = web.AppRunner(
-        Webhook(rules, say).application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_S
+        Webhook(rules, say, body_s).application(),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=STOP_S,
+        keepalive_timeout=idle_s,
     )
     await runner.setup()
     try:

@@ -98,6 +98,27 @@ async def test_what_is_no_review_is_refused(authority: Authority, body: bytes, s
         assert (await asked(authority, port, "POST", "/inject", body))[0] == status
 
 
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        pytest.param(b"", b"", id="nothing"),
+        pytest.param(b"POST /inject HT", b"", id="half a head"),
+        pytest.param(
+            b"POST /inject HTTP/1.1\r\nHost: w\r\nContent-Length: 9\r\n\r\n", b"HTTP/1.1 408", id="half a body"
+        ),
+    ],
+)
+async def test_who_does_not_come_to_the_end_does_not_stay(authority: Authority, sent: bytes, answered: bytes) -> None:
+    certificates = Certificates(*authority.leaf("localhost"))
+    context = ssl.create_default_context(cafile=authority.ca)
+    async with serving(LOCAL, certificates, Rules(), lambda *_: None, body_s=0.1, idle_s=0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        writer.write(sent)
+        got = await asyncio.wait_for(reader.read(), 20)
+        assert got.startswith(answered) and bool(got) is bool(answered)
+        writer.close()
+
+
 @pytest.mark.parametrize("strict", [False, True])
 async def test_a_fault_of_ours_is_no_fault_of_the_pod_s(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, strict: bool

@@ -6,7 +6,7 @@ put before others moves them, and changes none. Entries without one are the same
 
 from collections.abc import Iterator
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,10 @@ Step = str | int
 
 _NAMES = ("mountPath", "containerPort", "name")
 """What an entry is known by, as the API server's own merge keys: a volume may be mounted twice, a port have no name."""
+
+
+MOST_PAIRS: Final = 1_000_000
+"""Lists that differ in more are replaced and not compared: no pod has them, and made-up ones must not cost seconds."""
 
 
 def identity(entry: Any) -> Step | None:
@@ -55,9 +59,19 @@ def align(before: list[Any], after: list[Any]) -> list[tuple[int, int]]:
 
 
 def _opcodes(old: list[Any], new: list[Any], same: int) -> Iterator[tuple[str, int, int, int, int]]:
-    for tag, *bounds in SequenceMatcher(None, old[same:], new[same:], autojunk=False).get_opcodes():
-        low, high, first, last = (bound + same for bound in bounds)
-        yield tag, low, high, first, last
+    most = min(len(old), len(new)) - same
+    tail = 0  # what both end with: lists are lengthened at their beginning, too
+    while tail < most and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    high, last = len(old) - tail, len(new) - tail
+    if (high - same) * (last - same) > MOST_PAIRS:
+        yield "delete", same, high, same, same
+        yield "insert", high, high, same, last
+    else:
+        for tag, *bounds in SequenceMatcher(None, old[same:high], new[same:last], autojunk=False).get_opcodes():
+            yield tag, bounds[0] + same, bounds[1] + same, bounds[2] + same, bounds[3] + same
+    if tail:
+        yield "equal", high, len(old), last, len(new)
 
 
 def _mark(entry: Any) -> tuple[str, Step]:

@@ -13,7 +13,7 @@ remembered, whatever it is and whoever adds a change.
 
 from copy import deepcopy
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,6 +22,8 @@ from sidecar.inject.names import STATUS
 from sidecar.inject.patch import Step, align, canonical, identity, keyed
 
 Path = tuple[Step, ...]
+Place = Annotated[Path, msgspec.Meta(min_length=1)]
+"""A path that leads somewhere: the annotation is a pod's maker's to write."""
 
 
 class Undo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,7 +31,7 @@ class Undo(msgspec.Struct, frozen=True, omit_defaults=True):
     added. `of`: the names in a collection that was made for them. `cut`: so many entries at a list's end are ours.
     `put`: the digest of what was put there."""
 
-    at: Path
+    at: Place
     was: Any = msgspec.UNSET
     index: int = -1
     of: tuple[Step, ...] = ()
@@ -40,7 +42,7 @@ class Undo(msgspec.Struct, frozen=True, omit_defaults=True):
 class Text(msgspec.Struct, frozen=True):
     """How the value at a path was written."""
 
-    at: Path
+    at: Place
     text: str
 
 

@@ -41,6 +41,18 @@ def test_what_is_added_at_the_end_is_added_to_no_matter_how_many_equal_ones() ->
     assert json_patch(before, [*before, "b"]) == [{"op": "add", "path": "/100000", "value": "b"}]
 
 
+@pytest.mark.timeout(20)
+def test_what_is_put_before_any_number_of_the_same_name_costs_no_time() -> None:
+    before = [{"name": "a", "n": n} for n in range(20_000)]
+    assert json_patch(before, [{"name": "b"}, *before]) == [{"op": "add", "path": "/0", "value": {"name": "b"}}]
+
+
+@pytest.mark.timeout(20)
+def test_lists_that_are_too_long_to_compare_are_replaced() -> None:
+    before, after = [*["a", "b"] * 2000, "z"], [*["b", "a"] * 2000, "z"]
+    assert applied(before, json_patch(before, after)) == after
+
+
 def test_keys_with_slashes_are_escaped() -> None:
     assert json_patch({}, {"a/b~": 1}) == [{"op": "add", "path": "/a~1b~0", "value": 1}]
 

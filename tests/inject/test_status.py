@@ -110,7 +110,10 @@ def test_texts_are_kept_beside() -> None:
     assert restored(made) == BEFORE
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version":1}', '{"version":"1","undo":[{"at":"spec"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"version":1}', '{"version":"1","undo":[{"at":"spec"}]}', '{"version":"1","undo":[{"at":[]}]}'],
+)
 def test_what_somebody_else_wrote_there_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not what `sidecar inject` writes"):
         read({"metadata": {"annotations": {STATUS: text}}})
