@@ -4,10 +4,10 @@
    marked local; `any`: one; `always`: none.
 2. An endpoint is usable while its breaker is closed, half-open, not enforced, **or open with its wait over**: the next
    request is the probe that may close it, and a sidecar that is not ready is sent none.
-3. Overload makes no endpoint unusable: a whole fleet that turned unready at its peak would have nowhere to send it.
+3. Where health checks are on, one that has never answered any is not usable yet: an engine that loads its model for
+   minutes is nobody's to be asked, and in a pod it starts after us. Once it has, silence is for breakers to judge.
+4. Overload makes no endpoint unusable: a whole fleet that turned unready at its peak would have nowhere to send it.
 """
-
-from itertools import chain
 
 import msgspec
 
@@ -34,16 +34,20 @@ def readiness(phase: Phase, snapshot: Snapshot, fleet: Fleet, now: float) -> Rea
         return Readiness(False, phase.value)
     if snapshot.ready_when == "always":
         return READY
-    nodes = chain.from_iterable(service.nodes.values() for service in fleet.services.values())
-    if snapshot.ready_when == "any":
-        return READY if any(usable(node, now) for node in nodes) else Readiness(False, "no endpoint is usable")
-    marked = False
-    for node in nodes:
-        if node.endpoint.local:
-            marked = True
-            if usable(node, now):
+    local = snapshot.ready_when == "local"
+    why = "no endpoint is marked local" if local else "no endpoint is usable"
+    for service in fleet.services.values():
+        checked = service.policy.health_check.mode != "off"
+        for node in service.nodes.values():
+            if local and not node.endpoint.local:
+                continue
+            if checked and not node.heard:
+                why = "no endpoint has answered a health check yet"
+            elif usable(node, now):
                 return READY
-    return Readiness(False, "no local endpoint is usable" if marked else "no endpoint is marked local")
+            elif local:
+                why = "no local endpoint is usable"
+    return Readiness(False, why)
 
 
 def usable(node: Node, now: float) -> bool:

@@ -64,6 +64,7 @@ class Node:
     late while they ran. `in_flight` is ours (whoever
     forwards counts), `waiting` the engine's own queue as it last reported. `healthy` is
     what the last health check said: shown, never filtered on, for a stalled engine still answers its health check.
+    `heard`: it has answered one, ever.
     `limit` is how many of ours it takes at once, inf for any number; `limiter` is who finds that out, None where it is
     given. `translated`: it does not speak the clients' API. `share` (0-1) is what it gets of what it would: less than 1
     while its zone is turned down (`zone`).
@@ -78,6 +79,7 @@ class Node:
         "detector",
         "endpoint",
         "healthy",
+        "heard",
         "in_flight",
         "key",
         "late",
@@ -113,6 +115,7 @@ class Node:
         self._overload_until = -inf
         self._draining = False
         self.healthy = True
+        self.heard = False
         self._models: frozenset[str] | None = None
         self._pools = pools
 

@@ -283,6 +283,8 @@ class _Watch:
     def _heard(self, answered: bool) -> bool:
         """Whether its own address answered."""
         self._node.healthy = answered
+        if answered:
+            self._node.heard = True
         self._silences = 0 if answered else self._silences + 1
         if self._trust is not None and self._silences == MISSES:
             self._trust.silent()

@@ -10,7 +10,7 @@ from sidecar.admin.facts import Phase
 from sidecar.admin.ready import Readiness, readiness, usable
 from sidecar.core.breaker import Permit, State
 from sidecar.core.pool import Node
-from sidecar.policy.schema import Breakers, Endpoint, NodeBreaker, Seconds
+from sidecar.policy.schema import Breakers, Endpoint, HealthCheck, NodeBreaker, Seconds
 from tests.admin.facts import CHAT, A, B, StillFacts, breaker, service, snapshot, trip
 
 ReadyWhen = Literal["local", "any", "always"]
@@ -147,4 +147,17 @@ def test_shadow_breaker_makes_nothing_unusable() -> None:
     facts = StillFacts(snapshot(msgspec.structs.replace(plain, breakers=Breakers(node=rule))))
     opened(facts)
     assert breaker(facts).state is State.OPEN
+    assert asked(facts).ready
+
+
+@pytest.mark.parametrize("ready_when", ["local", "any"])
+def test_an_engine_that_has_never_answered_a_health_check_is_not_ready_yet(ready_when: ReadyWhen) -> None:
+    checked = msgspec.structs.replace(
+        service(Endpoint(url=f"http://{A}", local=True)), health_check=HealthCheck(mode="load")
+    )
+    facts = StillFacts(snapshot(checked, ready_when=ready_when))
+    assert asked(facts) == Readiness(False, "no endpoint has answered a health check yet")
+    node(facts).heard = True
+    assert asked(facts).ready
+    node(facts).healthy = False  # it fell silent: that is for its breaker to judge
     assert asked(facts).ready

@@ -66,7 +66,7 @@ def test_each_front_is_asked_for_what_it_tells(changes: dict[str, str], expected
         assert bool(link.body) == link.sent.startswith(b"POST")
         link.answer(200, b"")
     assert asked == expected
-    assert bench.node().healthy
+    assert bench.node().healthy and bench.node().heard
 
 
 def test_what_is_posted_is_json_of_its_length() -> None:
