@@ -353,6 +353,15 @@ def waypoints(objects: list[Object]) -> Iterator[str]:
             yield f"{called(each)}: waypoints take no {each['kind']}"
 
 
+def doors(objects: list[Object]) -> Iterator[str]:
+    """Who may come in is said of each port: by ztunnel a NetworkPolicy sees one port alone, whatever is asked behind."""
+    for each in of_kind(objects, "AuthorizationPolicy"):
+        if each["spec"].get("action", "ALLOW") == "ALLOW":
+            for index, rule in enumerate(each["spec"].get("rules") or []):
+                if not rule.get("from") or not all(one.get("source") for one in rule["from"]):
+                    yield f"{called(each)}: spec.rules[{index}].from: lets everybody in"
+
+
 def issuers(objects: list[Object]) -> Iterator[str]:
     """Tokens are asked for where they are verified, and everybody means the same issuer."""
     named: dict[str, set[str]] = {}
@@ -408,6 +417,7 @@ CHECKS: tuple[Check, ...] = (
     webhooks,
     providers,
     waypoints,
+    doors,
     issuers,
     namespaces,
 )

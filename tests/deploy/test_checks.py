@@ -286,6 +286,18 @@ FAULTS = [
     ),
     Fault("waypoints", AMBIENT, lambda o: _drop(o, "Gateway", "waypoint"), "no waypoint waypoint"),
     Fault("waypoints", AMBIENT, lambda o: o.extend(read(ENVOY_FILTER)), "waypoints take no EnvoyFilter"),
+    Fault(
+        "doors",
+        AMBIENT,
+        lambda o: _spec(o, "AuthorizationPolicy", "vllm-only-by-waypoint")["rules"][2].pop("from"),
+        "rules[2].from: lets everybody in",
+    ),
+    Fault(
+        "doors",
+        BASE,
+        lambda o: _spec(o, "AuthorizationPolicy")["rules"][0]["from"].append({}),
+        "rules[0].from: lets everybody in",
+    ),
     Fault("issuers", BASE, lambda o: _drop(o, "AuthorizationPolicy", "vllm"), "without a token"),
     Fault("issuers", BASE, lambda o: _spec(o, "RequestAuthentication")["jwtRules"][0].update(issuer="a"), "differ"),
     Fault("issuers", AMBIENT, lambda o: _spec(o, "RequestAuthentication")["jwtRules"][0].update(issuer="a"), "differ"),
