@@ -154,6 +154,8 @@ def qos_warnings_of(
             add(f"{where}admission.fairness: service is fair to nobody: identity.tenant is empty")
         if service.tokenizer and service not in gated and not quotas:
             add(f"{where}tokenizer counts nothing: there are no quotas, and admission is off")
+        if service.request_tokens and not any(quota.mode == "enforce" for quota in quotas):
+            add(f"{where}request_tokens refuses nobody: there is no quota with mode: enforce")
     for quota in quotas:
         _quota_warnings(quota, identity, add)
     strangers = _strangers(identity)

@@ -275,7 +275,7 @@ def test_a_class_that_is_not_what_it_seems_is_warned_of(
         ([voice(), LATER], [service(), service(name="t", admission=Admission(mode="off"))]),
         ([voice(), replace(LATER, evict="streams")], [service(admission=Admission(mode="shadow"))]),
         ([voice(match=()), voice(name="default", match=())], [service()]),
-        ([voice(late="reject", budget_factor=1.5)], [service(request_tokens=100)]),
+        ([voice(late="reject")], [service()]),
         ([voice(match=(QosMatch(tenant="a"), QosMatch(header="a", value="b")))], [service()]),
         ([voice()], [service(admission=Admission(tenant_weights={"a": 2.0}), tokenizer="/t")]),
     ],
@@ -397,6 +397,15 @@ def test_weights_and_tokenizers_of_no_use_are_warned_of() -> None:
     (warning,) = warned(services=(service(tokenizer="/t"),))
     assert warning == "service s: tokenizer counts nothing: there are no quotas, and admission is off"
     assert warned(services=(service(tokenizer="/t"),), quotas=(quota(),), identity=Identity(tenant=HERE)) == []
+
+
+def test_a_bound_on_answers_that_no_quota_has_held_is_warned_of() -> None:
+    bound = (service(request_tokens=100),)
+    (warning,) = warned(services=bound)
+    assert warning == "service s: request_tokens refuses nobody: there is no quota with mode: enforce"
+    assert warned(services=bound, quotas=(quota(mode="shadow"),), identity=Identity(tenant=HERE)) == [warning]
+    assert warned(services=bound, quotas=(quota(),), identity=Identity(tenant=HERE)) == []
+    assert warned(voice(budget_factor=1.5), services=bound, quotas=(quota(),)) == []
 
 
 def test_a_match_on_a_tenant_of_nobody_is_warned_of() -> None:
