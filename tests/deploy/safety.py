@@ -333,6 +333,18 @@ def operators(objects: list[Object]) -> Iterator[str]:
             ]
             if len(holders) > 2:
                 yield f"{where}: the socket is mounted by {', '.join(holders)}"
+            yield from _not_ours(each, pod, container)
+
+
+def _not_ours(each: Object, pod: Object, sidecar: Object) -> Iterator[str]:
+    """Others may connect to the socket, put none of their own there, and not be taken for us."""
+    for path, one in containers(pod):
+        if one is sidecar:
+            continue
+        if any(mount["name"] == RUN_VOLUME and not mount.get("readOnly") for mount in one.get("volumeMounts") or []):
+            yield f"{called(each)}: {path}.volumeMounts: may put another socket there"
+        if (one.get("securityContext") or {}).get("runAsUser") == names.USER:
+            yield f"{called(each)}: {path}.securityContext.runAsUser: is the sidecar's, whose orders are taken"
 
 
 def order(objects: list[Object]) -> Iterator[str]:

@@ -183,6 +183,8 @@ FAULTS = [
         "drainDuration 45s",
     ),
     Fault("operators", BASE, lambda o: _env(o, "SIDECAR_OPERATORS", "loopback"), "are not taken at"),
+    Fault("operators", BASE, lambda o: _engine(o)["volumeMounts"][3].pop("readOnly"), "another socket"),
+    Fault("operators", BASE, lambda o: _engine(o)["securityContext"].update(runAsUser=65532), "is the sidecar's"),
     Fault("operators", BASE, lambda o: _pod(o)["volumes"][3].update(emptyDir={}), "not the pod's own"),
     Fault(
         "operators",
