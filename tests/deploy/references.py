@@ -354,7 +354,7 @@ def waypoints(objects: list[Object]) -> Iterator[str]:
 
 
 def doors(objects: list[Object]) -> Iterator[str]:
-    """Who may come in is said of each port: of what comes by ztunnel a NetworkPolicy sees one port, whatever is asked."""
+    """Who may come in is said of each port: a NetworkPolicy sees one alone of what comes by ztunnel."""
     for each in of_kind(objects, "AuthorizationPolicy"):
         if each["spec"].get("action", "ALLOW") == "ALLOW":
             for index, rule in enumerate(each["spec"].get("rules") or []):
