@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import os
 import random
 import secrets
 import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -257,6 +258,16 @@ class Running:
         self.logs.event.error("policy_refused", error=error, kept=self.store.current.version)
 
 
+@contextlib.contextmanager
+def _listening(where: Listen, flag: str) -> Iterator[None]:
+    """Whatever goes wrong there is an OSError that names place and flag: asyncio's names neither as they were given."""
+    try:
+        yield
+    except OSError as exc:
+        words = os.strerror(exc.errno) if exc.errno is not None and exc.errno > 0 else exc.strerror or str(exc)
+        raise OSError(f"cannot listen at {where} ({flag}): {words}") from exc
+
+
 @contextlib.asynccontextmanager
 async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_fd: int = 1) -> AsyncIterator[Running]:
     """A sidecar that accepts traffic while the context lasts. `snapshot` replaces the policy that `settings` name.
@@ -428,7 +439,9 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         # To read one holds the interpreter: better before anybody is served than while somebody is.
                         with contextlib.suppress(TimeoutError):
                             await asyncio.wait_for(running.tokenizers_read.wait(), _TOKENIZERS_S)
-                        running.proxy_port = await running.listener.start(settings.listen.host, settings.listen.port)
+                        where = settings.listen
+                        with _listening(where, "--listen"):
+                            running.proxy_port = await running.listener.start(where.host, where.port)
                         stack.push_async_callback(running.listener.close)
                     if settings.admin is not None:
                         where = settings.admin
@@ -436,11 +449,13 @@ async def serving(settings: Settings, snapshot: Snapshot | None = None, *, log_f
                         admin = serve_admin(
                             running, where.host, where.port, socket_path=where.path, elsewhere=elsewhere
                         )
-                        running.admin_port = await stack.enter_async_context(admin)
+                        with _listening(where, "--admin"):
+                            running.admin_port = await stack.enter_async_context(admin)
                     if settings.operators is not None:
                         # In a pod the engine waits at it for our drain, as another user: the folder is the permission.
                         orders = serve_admin(running, "", 0, socket_path=settings.operators.path, mode=0o666)
-                        await stack.enter_async_context(orders)
+                        with _listening(settings.operators, "--operators"):
+                            await stack.enter_async_context(orders)
                     if settings.control is not None:
                         await stack.enter_async_context(_control(running, settings, tasks))
                     if settings.xds is not None:
