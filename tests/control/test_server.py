@@ -482,6 +482,21 @@ async def test_what_a_proxy_hands_on_may_not_write() -> None:
         assert (await client.nack(grow(0.1))).code == pb.Nack.DENIED
 
 
+@pytest.mark.parametrize("where", ["a socket", "nowhere"])
+async def test_in_a_pod_the_engine_beside_may_not_write(where: str, tmp_path: Path) -> None:
+    from sidecar.policy.schema import Endpoint
+    from sidecar.settings import Listen
+
+    file = plain_service(Endpoint(url=V1.url, version="v1"), name="chat")
+    taken = {"operators": Listen("", 0, str(tmp_path / "orders"))} if where == "a socket" else {"orders": False}
+    async with sidecar(file, control=Listen("127.0.0.1", 0), log_level="error", **taken) as proxy:
+        assert proxy.running.descriptors is not None
+        async with stream(proxy.running.descriptors.port) as client:
+            await client.snapshot()
+            nack = await client.nack(grow(0.1))
+            assert nack.code == pb.Nack.DENIED and "--operators" in nack.message
+
+
 async def test_tls(certificates: Certificates) -> None:
     cert, key = certificates.leaf("localhost")
     async with served(FakeDesk(), tls_cert=cert, tls_key=key) as control:
