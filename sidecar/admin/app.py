@@ -38,6 +38,9 @@ POLL_S = 0.1
 
 MOST_WAIT_S = 3600.0
 
+MOST_WAITING = 16
+"""Who may wait at once: two hooks of a pod, and a few who look on. Each looks ten times a second, beside requests."""
+
 STOP_S = 1.0
 """How long a page under way may take when the server stops: all but the metrics take a few milliseconds."""
 
@@ -133,6 +136,7 @@ def application(facts: Facts, elsewhere: str = "", shared: bool = False) -> web.
 class _Pages:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
+        self._waiting = 0
 
     async def livez(self, request: web.Request) -> web.Response:
         return page({"live": True})
@@ -192,14 +196,22 @@ class _Pages:
     async def drained(self, request: web.Request) -> web.Response:
         """Whether the last reply has ended; asks that bring a `wait` wait for it. Polled, as the listener does."""
         facts = self._facts
+        if "wait" not in request.query:
+            return page({"drained": facts.drained, "live": facts.live})
         try:
-            wait_s = min(parse_seconds(request.query.get("wait", "1ms")), MOST_WAIT_S)
+            wait_s = min(parse_seconds(request.query["wait"]), MOST_WAIT_S)
         except ValueError as exc:
             return error(400, f"wait: {exc}", "bad_wait")
-        for _ in range(math.ceil(wait_s / POLL_S)):
-            if facts.drained:
-                break
-            await asyncio.sleep(min(POLL_S, wait_s))
+        if self._waiting >= MOST_WAITING:
+            return error(503, f"{MOST_WAITING} wait for the end of a drain already", "too_many_wait")
+        self._waiting += 1
+        try:
+            for _ in range(math.ceil(wait_s / POLL_S)):
+                if facts.drained or request.transport is None:  # or nobody is there any more
+                    break
+                await asyncio.sleep(min(POLL_S, wait_s))
+        finally:
+            self._waiting -= 1
         return page({"drained": facts.drained, "live": facts.live})
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from yarl import URL
 
-from sidecar.admin.app import SLICE, STOP_S, serve_admin
+from sidecar.admin.app import MOST_WAITING, SLICE, STOP_S, serve_admin
 from sidecar.admin.facts import Phase
 from sidecar.admin.order import ACTIONS
 from sidecar.core.breaker import Action, Scope, State
@@ -465,3 +465,22 @@ async def test_who_waits_for_the_end_of_a_drain_hears_of_it() -> None:
         assert (await waiting).json() == {"drained": True, "live": 0}
         wrong = await admin.ask("GET", "/drained?wait=soon")
         assert (wrong.status, wrong.error_code()) == (400, "bad_wait")
+
+
+async def test_not_everybody_waits_for_the_end_of_a_drain_at_once() -> None:
+    facts = StillFacts(snapshot(service(A)))
+    facts.live = 1
+    async with door(facts) as admin:
+
+        def wait() -> asyncio.Future[Answer]:
+            return asyncio.ensure_future(admin.ask("GET", "/drained?wait=60s"))
+
+        refused, waiting = await asyncio.wait([wait() for _ in range(MOST_WAITING + 1)], return_when="FIRST_COMPLETED")
+        assert [(each.result().status, each.result().error_code()) for each in refused] == [(503, "too_many_wait")]
+        assert (await admin.ask("GET", "/drained")).status == 200, "who only asks is answered"
+        gone = waiting.pop()
+        gone.cancel()  # its connection is closed: there is room again
+        while (again := wait()) in (await asyncio.wait([again], timeout=0.2))[0]:
+            assert again.result().status == 503
+        facts.phase, facts.live = Phase.DRAINING, 0
+        assert {(await each).status for each in (*waiting, again)} == {200}
