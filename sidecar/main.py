@@ -569,6 +569,7 @@ async def _serve_until_stopped(settings: Settings) -> None:
         await signals.until_stopped(running)
         if settings.relay:
             await running.listener.drain(settings.settle_s, settings.drain_s)
+    signals.ignore()
 
 
 class Signals:
@@ -589,6 +590,12 @@ class Signals:
         if self._asked:
             running.drain()
         await running.stopping.wait()
+
+    def ignore(self) -> None:
+        """All is done: a signal that comes now (kubelet's, after a preStop that drained) must not make it a failure."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

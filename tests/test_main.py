@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -402,3 +403,17 @@ async def test_a_refused_policy_changes_nothing_but_what_is_told() -> None:
         before = running.store.current
         running.refuse("line 3: nonsense")
         assert running.store.current is before and running.store.last_error == "line 3: nonsense"
+
+
+async def test_a_signal_after_the_end_of_a_drain_makes_no_failure_of_it() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    try:
+        main.Signals().ignore()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), before, strict=True):
+            signal.signal(number, handler)

@@ -138,13 +138,13 @@ async def test_a_pod_starts_in_order_and_ends_without_cutting_a_stream(tmp_path:
         # Start. Ours is up while there is no engine, and does not claim to be ready.
         await front(made)
         assert list(made.running) == ["istio-proxy", "llm-sidecar"]
-        await made.until_ready("no endpoint is usable")
+        await made.until_ready("no endpoint has answered a health check yet")
         assert await made.passes("livenessProbe")
         early = await ask(host.inside, made.address)
-        assert early.status == 503 and early.values(b"x-sidecar-reason") == [b"breaker_open"], early.raw
+        assert early.values(b"x-sidecar-reason")[0] in (b"upstream_connect", b"breaker_open"), early.raw
         await made.start_engine(LONG)
         await made.until_ready()
-        # Its breaker opened meanwhile, and first requests are probes: a crowd is let in when they went well.
+        # Its breaker may have opened meanwhile, and first requests are probes: a crowd is let in when they went well.
         await closed(made)
 
         # End, with streams of 2 to 9 s under way: some end while new requests are still taken, others after that.
