@@ -53,6 +53,7 @@ from sidecar.inject.names import (
     RUN_PATH,
     SIDECAR_IMAGE,
     STATUS,
+    USER,
 )
 from sidecar.inject.shapes import Container, Hook, Needs, Pod, Probe, Spec, User
 from sidecar.policy.duration import parse_seconds
@@ -263,6 +264,10 @@ def _warnings(spec: Spec, view: Pod, engine: Engine, grace_s: int, wait_s: int) 
             f" {engine.kind}, in ConfigMap {view.annotations.get(POLICY_NAME, POLICY)}"
         )
         yield Problem(chosen, words)
+    theirs_by = ((spec.containers or [])[engine.container].security_context, spec.security_context)
+    if next((each.run_as_user for each in theirs_by if each is not None and each.run_as_user is not None), 0) == USER:
+        words = f"user {USER} is the sidecar's: what the engine orders by its socket is obeyed, and more than a drain"
+        yield Problem(f"{chosen}.securityContext.runAsUser", words)
     if spec.host_network:
         ports = ", ".join(map(str, PORT_NAMES.values()))
         yield Problem("spec.hostNetwork", f"the ports {ports} are the node's, and Istio leaves such pods out")

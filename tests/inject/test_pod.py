@@ -167,6 +167,11 @@ def test_what_only_looks_like_it_does_not(given: Object) -> None:
     ("given", "words"),
     [
         (pod(hostNetwork=True), "spec.hostNetwork: the ports 9400, 9401, 9402 are the node's"),
+        (pod(securityContext={"runAsUser": 65532}), "spec.containers[0].securityContext.runAsUser: user 65532"),
+        (
+            pod(engine={"securityContext": {"runAsUser": 65532}}, securityContext={"runAsUser": 1000}),
+            "user 65532 is the sidecar's",
+        ),
         (pod(terminationGracePeriodSeconds=60), "spec.terminationGracePeriodSeconds: raised from 60 to 640"),
         (pod(engine={"args": ["--host", "::"]}), 'spec.containers[0]: engine "vllm" listens at ::'),
         (pod(engine={"image": "tritonserver"}), "spec.containers[0]: the policy must name the engine"),
@@ -206,6 +211,8 @@ def test_what_may_surprise_is_a_warning(given: Object, words: str) -> None:
 
 def test_an_ordinary_pod_has_no_warning() -> None:
     assert injected(pod()).warnings == ()
+    own = pod(engine={"securityContext": {"runAsUser": 1000}}, securityContext={"runAsUser": 65532})
+    assert injected(own).warnings == (), "the container's own word is the nearer one"
 
 
 @pytest.mark.parametrize(
