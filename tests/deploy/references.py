@@ -351,6 +351,12 @@ def waypoints(objects: list[Object]) -> Iterator[str]:
     if gateways:
         for each in of_kind(objects, "EnvoyFilter", "Sidecar"):
             yield f"{called(each)}: waypoints take no {each['kind']}"
+    for each in of_kind(objects, "Gateway"):  # Istio gives its labels to the pods that it makes
+        for other in objects:
+            selector = (other.get("spec") or {}).get("selector") or (other.get("spec") or {}).get("podSelector") or {}
+            chosen = selector if other["kind"] == "Service" else selector.get("matchLabels")
+            if chosen and _fits(chosen, each["metadata"].get("labels") or {}):
+                yield f"{called(each)}: metadata.labels: {called(other)} takes the waypoint's pods for its own"
 
 
 def doors(objects: list[Object]) -> Iterator[str]:

@@ -287,6 +287,12 @@ FAULTS = [
         "providers", BASE, lambda o: _spec(o, "Telemetry")["tracing"][0].update(providers=[{"name": "a"}]), "provider a"
     ),
     Fault("waypoints", AMBIENT, lambda o: _drop(o, "Gateway", "waypoint"), "no waypoint waypoint"),
+    Fault(
+        "waypoints",
+        AMBIENT,
+        lambda o: one(o, "Gateway", "waypoint")["metadata"]["labels"].update({"app.kubernetes.io/name": "vllm"}),
+        "Service/vllm takes the waypoint's pods",
+    ),
     Fault("waypoints", AMBIENT, lambda o: o.extend(read(ENVOY_FILTER)), "waypoints take no EnvoyFilter"),
     Fault(
         "doors",
