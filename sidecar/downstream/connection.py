@@ -15,7 +15,8 @@ from typing import Final, cast
 from sidecar.downstream.parser import Refused, RequestParser
 from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import ResponseHead
-from sidecar.proxy.pipeline import Exchange, Pipeline
+from sidecar.proxy.exchange import Exchange
+from sidecar.proxy.pipeline import Pipeline
 from sidecar.proxy.request import Request
 from sidecar.wire.headers import chunk_line, length_line
 from sidecar.wire.peer import is_loopback
@@ -354,7 +355,7 @@ class ClientConnection:
                 break  # its body was refused before anything of it went on
             del parser.requests[0]
             self._request = request
-            self._exchange = exchange = self._pipeline.exchange(request, self)
+            self._exchange = exchange = Exchange(self._pipeline, request, self)
             exchange.start()
         self._pumping = False
         if self._refusal is not None and not self._transport.is_closing() and not self._lingering:

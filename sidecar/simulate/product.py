@@ -24,7 +24,8 @@ from sidecar.policy.address import endpoint_key
 from sidecar.policy.schema import Endpoint, Service, Snapshot
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.attempt import Attempt
-from sidecar.proxy.pipeline import Exchange, Pipeline
+from sidecar.proxy.exchange import Exchange
+from sidecar.proxy.pipeline import Pipeline
 from sidecar.proxy.ports import AttemptRecord, RequestRecord, Sink
 from sidecar.proxy.probe import Probe
 from sidecar.proxy.request import Request
@@ -371,7 +372,7 @@ class Product:
         """A request comes; its session lives where it always did."""
         request = self.asked(arrival)
         self.turn = self._callers[request.request_id] = caller = Caller(self, arrival)
-        caller.exchange = exchange = self.pipeline.exchange(request, caller)
+        caller.exchange = exchange = Exchange(self.pipeline, request, caller)
         exchange.start()
 
     def asked(self, arrival: Arrival) -> Request:

@@ -14,6 +14,7 @@ from sidecar.downstream.parser import RequestParser
 from sidecar.kernel.ids import ServiceName
 from sidecar.policy.schema import Deadlines, Endpoint, Seconds, Service, Snapshot
 from sidecar.policy.store import PolicyStore
+from sidecar.proxy.exchange import Exchange
 from sidecar.proxy.pipeline import Pipeline
 from sidecar.proxy.ports import TokenCounter
 from sidecar.proxy.request import Request
@@ -114,7 +115,7 @@ class Bench:
     def begin(self, asked: Request | None = None, client: FakeClient | None = None) -> FakeClient:
         """A request starts; its client's end."""
         client = client or FakeClient()
-        exchange = self.pipeline.exchange(asked or chat(), client)
+        exchange = Exchange(self.pipeline, asked or chat(), client)
         client.exchange = exchange
         exchange.start()
         return client

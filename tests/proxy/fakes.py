@@ -12,7 +12,7 @@ from sidecar.kernel.errors import Reason, Refusal
 from sidecar.kernel.exchange import Header, ResponseHead
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.schema import Endpoint
-from sidecar.proxy.pipeline import Exchange
+from sidecar.proxy.exchange import Exchange
 from sidecar.proxy.ports import AttemptRecord, RequestRecord, Sink
 
 SSE = b"text/event-stream"
