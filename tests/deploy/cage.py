@@ -19,17 +19,22 @@ HOME = Path("/root")
 
 
 def main(uid: str, gid: str, *command: str) -> None:
-    python, aside = Path(sys.base_prefix), Path("/run/python")
-    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp")
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-    if python.is_relative_to(HOME):
-        # Root's home may be nobody else's to see: there is the interpreter in it, and nothing else.
-        aside.mkdir()
-        mount("--rbind", str(python), str(aside))
+    # The interpreter and the image's folder may lie where something new is laid over; root's home may be nobody else's
+    # to see: there are these in it, and nothing else.
+    kept = [Path(sys.base_prefix), Path(os.environ["PATH"].partition(":")[0]).parent]
+    kept = [folder for folder in kept if folder.is_relative_to("/tmp") or folder.is_relative_to(HOME)]
+    for number, folder in enumerate(kept):
+        aside(number).mkdir()
+        mount("--rbind", str(folder), str(aside(number)))
+    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp")
+    if any(folder.is_relative_to(HOME) for folder in kept):
         mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(HOME))
-        python.mkdir(parents=True)
-        mount("--move", str(aside), str(python))
-        aside.rmdir()
+    for number, folder in enumerate(kept):
+        folder.mkdir(parents=True)
+        mount("--move", str(aside(number)), str(folder))
+        aside(number).rmdir()
+        mount("-o", "remount,bind,ro", str(folder))
     SOCKET_FOLDER.mkdir()
     SOCKET_FOLDER.chmod(0o777)  # an emptyDir's
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -41,6 +46,11 @@ def main(uid: str, gid: str, *command: str) -> None:
     shutil.rmtree("/run/mount", ignore_errors=True)  # what mount(8) notes
     print(time.monotonic(), time.process_time(), flush=True)
     os.execvp(become[0], [*become, *command])
+
+
+def aside(number: int) -> Path:
+    """Where a folder waits until what hides it is there."""
+    return Path(f"/run/kept-{number}")
 
 
 def mount(*arguments: str) -> None:

@@ -368,7 +368,7 @@ class Pod:
             process.send(signal.SIGTERM)
         code = await process.ended()
         assert code == 0, f"{name} ended with {code}: {process.output}"
-        await self._watches[name]
+        await asyncio.wait([self._watches[name]])  # who is cancelled here must not take it along
 
     async def close(self) -> None:
         """Kills what is left."""
@@ -376,8 +376,8 @@ class Pod:
             if process.alive:
                 process.send(signal.SIGKILL)
                 await process.ended()
-        for watch in self._watches.values():
-            await watch
+        if self._watches:
+            await asyncio.wait(self._watches.values())
 
 
 @contextlib.asynccontextmanager

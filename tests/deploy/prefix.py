@@ -204,9 +204,10 @@ class Container:
 
     @property
     def files(self) -> list[str]:
-        """What it wrote: all that is in `/tmp` and `/run`, which were empty."""
-        found = self.runs("find", "/tmp", "/run", "-mindepth", "1").split()
-        return sorted(found)
+        """What it wrote: all that is in `/tmp` and `/run`, which were empty but for the way to what `cage.py` kept."""
+        found = self.runs("find", "/tmp", "/run", "-xdev", "-mindepth", "1").split()
+        kept = (str(self._image.prefix), sys.base_prefix)
+        return sorted(each for each in found if not any(f"{folder}/".startswith(f"{each}/") for folder in kept))
 
     @property
     def rss_bytes(self) -> int:
