@@ -87,6 +87,7 @@ class Logbook:
                 with contextlib.suppress(TimeoutError, StoreDown):
                     async with asyncio.timeout(LEAVE_S):
                         await self.log.leave()
+                self.log.end()
                 following.cancel()
 
     async def _store(

@@ -119,6 +119,7 @@ class TransactionLog:
         self.unreadable = 0
         self.crashes = 0
         self._crashed = ""
+        self._ended = False
         self.ready = asyncio.Event()
         """Set once it is known how it stands: the shards were read, or the server did not answer."""
         self.learnt = asyncio.Event()
@@ -132,8 +133,16 @@ class TransactionLog:
         """What this sidecar knows and tells."""
         return self._replica
 
+    def end(self) -> None:
+        """To be called before `run` is cancelled for good.
+
+        Being cancelled is not enough: where one of its loops meets a fault as it is cancelled (a connection that
+        another one let go of), a TaskGroup tells the fault and not that it was cancelled, and the log would begin again.
+        """
+        self._ended = True
+
     async def run(self) -> None:
-        """Follow the log until cancelled."""
+        """Follow the log until cancelled (`end`)."""
         tries = falls = 0
         try:
             while True:
@@ -158,6 +167,8 @@ class TransactionLog:
                 except Exception as exc:  # noqa: BLE001 - as above
                     self.crashes += 1
                     self._say("error", "log_crashed", error=repr(exc), exc_info=exc)
+                if self._ended:
+                    return
                 lasted_s = self._clock() - up_at
                 was_up = lasted_s >= 0.0
                 tries = 0 if was_up else tries + 1

@@ -232,6 +232,36 @@ async def test_its_end_leaves_no_task_behind() -> None:
     assert bench.log.state is LogState.UP, "an end is no trouble"
 
 
+class Torn(Shaky):
+    """A server whose readers lose their connection as they are cancelled."""
+
+    async def read(self, lane: int, after: dict[int, tuple[str, str]], block_ms: int, count: int) -> list[Entry]:
+        try:
+            return await super().read(lane, after, block_ms, count)
+        except asyncio.CancelledError as exc:
+            raise StoreDown("closed", "the connection was let go of") from exc
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "is only cancelled"])
+async def test_an_end_that_meets_a_lost_connection_is_an_end(ends: bool) -> None:
+    bench = Bench()
+    wall = asyncio.get_running_loop().time
+    log = TransactionLog(
+        Torn(wall), bench.replica, clock=wall, wall=wall, chance=lambda: 0.5, say=lambda *_, **__: None
+    )
+    following = asyncio.create_task(log.run())
+    await bench.until(lambda: log.state is LogState.UP)
+    if ends:
+        log.end()
+    following.cancel()
+    done, _ = await asyncio.wait({following}, timeout=0.2)
+    assert bool(done) is ends  # without its word it begins again, as after any fault
+    log.end()
+    following.cancel()
+    await asyncio.wait({following}, timeout=LIMIT_S)
+    assert following.done()
+
+
 async def test_a_goodbye_tells_what_is_left_and_of_an_absent_server_nothing_is_asked() -> None:
     async with running() as bench:
         now = asyncio.get_running_loop().time()
