@@ -136,8 +136,8 @@ class TransactionLog:
     def end(self) -> None:
         """To be called before `run` is cancelled for good.
 
-        Being cancelled is not enough: where one of its loops meets a fault as it is cancelled (a connection that another
-        one let go of), a TaskGroup tells the fault and not the rest, and the log would begin again.
+        Being cancelled is not enough: where one of its loops meets a fault as it is cancelled (a connection that
+        another one let go of), a TaskGroup tells the fault and not the rest, and the log would begin again.
         """
         self._ended = True
 
