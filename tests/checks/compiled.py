@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = Path("build") / "compiled"
-COPIED = (".ci", "bench", "docs", "loadtest", "policies", "proto", "sidecar", "soak", "tests")
+COPIED = (".ci", "bench", "deploy", "docs", "loadtest", "policies", "proto", "sidecar", "soak", "tests")
 """With the files beside them: all that the tests read."""
 STAMP, LOG = ".built", "build.log"
 LIMIT_S = 900.0
