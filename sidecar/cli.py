@@ -745,7 +745,7 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _budgets(arguments: argparse.Namespace) -> int:
-    from sidecar.budgets import ask
+    from sidecar.quota import ask
 
     return ask(arguments)
 

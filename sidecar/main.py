@@ -29,8 +29,9 @@ from sidecar.admin.ready import readiness
 from sidecar.control.door import Door
 from sidecar.core.breaker import Action, Scope
 from sidecar.core.fleet import Fleet
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas.quota import Ledger
 from sidecar.downstream.listener import Listener
+from sidecar.draws import Quotas
 from sidecar.hot_updates import HotUpdates
 from sidecar.jwt.verifier import KeysView, TokenVerifier
 from sidecar.kernel.ids import ServiceName
@@ -40,7 +41,6 @@ from sidecar.policy.load import single
 from sidecar.policy.schema import Service, Snapshot
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.pipeline import Pipeline
-from sidecar.quotas import Quotas
 from sidecar.rollouts import Rollouts
 from sidecar.routes import Routes
 from sidecar.settings import Listen, Settings, UsageError

@@ -1,18 +1,18 @@
 """Sidecars that share token budgets through a log's server that is a round trip away, in virtual time.
 
-The ledgers, the loop's words to the server (`sidecar.quotas`) and the server's rules (`txlog.budgets`) are the real
+The ledgers, the loop's words to the server (`sidecar.draws`) and the server's rules (`txlog.draws`) are the real
 ones; between them there is a clock. What was admitted when, and what it came to use, is kept for who judges it.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from sidecar.core.quota import Budget, Exceeded, Ledger, Reservation
+from sidecar.core.quotas.quota import Budget, Exceeded, Ledger, Reservation
+from sidecar.draws import call_of, drawn_of
 from sidecar.policy.schema import Quota
-from sidecar.quotas import call_of, drawn_of
 from sidecar.simulate.clock import VirtualClock
-from sidecar.txlog.budgets import Budgets
 from sidecar.txlog.codec import budget_key
+from sidecar.txlog.draws import Budgets
 from sidecar.txlog.store import Draw, Unit, Window, drawn
 
 BEGIN_US = 1_700_000_000_000_000

@@ -11,9 +11,9 @@ import argparse
 import time
 from typing import Literal
 
-from sidecar.core.admit import Gate, Ticket
 from sidecar.core.classes import Classes
 from sidecar.core.fleet import Fleet
+from sidecar.core.gate.admit import Gate, Ticket
 from sidecar.core.service import ServiceState
 from sidecar.policy.schema import Admission, Endpoint, QosPolicy, Service, Snapshot
 

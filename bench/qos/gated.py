@@ -1,14 +1,14 @@
-"""The product, as the pipeline uses it: `core.admit.Gate`, `core.limit.Limiter`, `core.balance.pick`, the breakers."""
+"""The product, as the pipeline uses it: `admit.Gate`, `limit.Limiter`, `core.balance.pick`, the breakers."""
 
 from collections.abc import Callable
 from random import Random
 
 from bench.qos.stage import Flying, Policy, Stage
 from bench.qos.traffic import ENGINE, KINDS, TENANTS, Asked, mean, rate_of
-from sidecar.core.admit import Gate, Ticket, TurnedAway
 from sidecar.core.balance import Choice, pick
 from sidecar.core.fleet import Fleet
-from sidecar.core.quota import Exceeded, Ledger, Reservation
+from sidecar.core.gate.admit import Gate, Ticket, TurnedAway
+from sidecar.core.quotas.quota import Exceeded, Ledger, Reservation
 from sidecar.kernel.ids import ServiceName
 from sidecar.kernel.outcome import Result
 from sidecar.policy.schema import Admission, Endpoint, Quota, Service, Snapshot

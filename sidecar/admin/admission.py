@@ -10,7 +10,7 @@ from aiohttp import web
 
 from sidecar.admin import answer
 from sidecar.admin.facts import Facts
-from sidecar.core.admit import ClassView
+from sidecar.core.gate.admit import ClassView
 from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
 

@@ -10,7 +10,7 @@ from sidecar.core.breaker import Action, Scope
 from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
 from sidecar.core.hot_plan import Updates
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas.quota import Ledger
 from sidecar.policy.store import PolicyStore
 
 

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from sidecar.admin import answer
 from sidecar.admin.facts import Facts
-from sidecar.core.meter import NEVER, Meter
-from sidecar.core.quota import Budget, Counts, Ledger
+from sidecar.core.quotas.meter import NEVER, Meter
+from sidecar.core.quotas.quota import Budget, Counts, Ledger
 from sidecar.policy.schema import Quota
 
 USUAL: Final = 100

@@ -21,7 +21,7 @@ import msgspec
 
 from sidecar.core.breaker import Breaker, Roster
 from sidecar.core.detector import Detector
-from sidecar.core.limit import Limiter
+from sidecar.core.gate.limit import Limiter
 from sidecar.core.models import matches
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName, VersionName

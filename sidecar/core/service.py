@@ -15,7 +15,6 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from sidecar.core.admit import Gate
 from sidecar.core.breaker import (
     FRESH,
     Agreed,
@@ -33,7 +32,8 @@ from sidecar.core.canary import Trial
 from sidecar.core.classes import Classes
 from sidecar.core.detection import Detection
 from sidecar.core.detector import Detector
-from sidecar.core.limit import Limiter
+from sidecar.core.gate.admit import Gate
+from sidecar.core.gate.limit import Limiter
 from sidecar.core.models import MAX_MODEL_NAME
 from sidecar.core.models import matches as matches
 from sidecar.core.normal import STRAINED_S

@@ -5,9 +5,9 @@ Made only for requests that a quota fits or whose service has a gate; all others
 
 from typing import Final
 
-from sidecar.core.admit import Ticket
 from sidecar.core.classes import QosClass
-from sidecar.core.quota import Budget, Ledger, Reservation
+from sidecar.core.gate.admit import Ticket
+from sidecar.core.quotas.quota import Budget, Ledger, Reservation
 from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import VersionName
 from sidecar.proxy.door import Door

@@ -7,12 +7,12 @@ forgotten wherever it waited.
 
 from typing import Final
 
-from sidecar.core.admit import Ticket, TurnedAway
 from sidecar.core.breaker import Permit
 from sidecar.core.classes import QosClass, modality_of
+from sidecar.core.gate.admit import Ticket, TurnedAway
 from sidecar.core.identify import Who, authorization
 from sidecar.core.poison import Suspects
-from sidecar.core.quota import Exceeded, allowance
+from sidecar.core.quotas.quota import Exceeded, allowance
 from sidecar.core.service import ServiceState
 from sidecar.core.split import pick_version
 from sidecar.kernel.errors import Reason

@@ -1,6 +1,6 @@
 """Who waits for a turn: between a service's gate, which decides, and the exchanges that wait.
 
-The gate (`core.admit`) calls nobody: it gives out tickets. Here they are taken from it, in one place, whenever
+The gate (`core.gate.admit`) calls nobody: it gives out tickets. Here they are taken from it, in one place, whenever
 something may have made room: a request left, or the time came that the gate asked for.
 
 1. Whoever gets its turn runs at once, and may be over at once, which makes room again: that is noticed by whoever is
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final, Protocol, cast
 
-from sidecar.core.admit import Gate, Ticket, TurnedAway
+from sidecar.core.gate.admit import Gate, Ticket, TurnedAway
 from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import ServiceName
 from sidecar.proxy.watchdog import Timers

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from sidecar.core.answer_lengths import AnswerLengths
 from sidecar.core.fleet import Fleet
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas.answer_lengths import AnswerLengths
+from sidecar.core.quotas.quota import Ledger
 from sidecar.policy.store import PolicyStore
 from sidecar.proxy.door import Doors
 from sidecar.proxy.ports import (

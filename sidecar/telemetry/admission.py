@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Final
 
-from sidecar.core.admit import ClassView
 from sidecar.core.fleet import Fleet
+from sidecar.core.gate.admit import ClassView
 from sidecar.core.pool import Node
 from sidecar.telemetry.series import Kind, header, label_text
 

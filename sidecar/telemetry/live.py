@@ -11,7 +11,7 @@ from sidecar.core.detection import Detection
 from sidecar.core.fleet import Fleet
 from sidecar.core.poison import Suspects
 from sidecar.core.pool import Node
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas.quota import Ledger
 from sidecar.telemetry import admission, jwt, quotas, routing, tokens
 from sidecar.telemetry.series import Kind, header, label_text
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from sidecar.core.breaker import Scope, Transition
 from sidecar.core.desk import Desk
 from sidecar.core.fleet import Fleet
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas.quota import Ledger
 from sidecar.core.sketch import bucket_of
 from sidecar.kernel.errors import Reason
 from sidecar.kernel.ids import EndpointKey, ServiceName

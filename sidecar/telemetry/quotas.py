@@ -6,7 +6,7 @@ By quota, which the policy names, and never by tenant: there may be 100,000 of t
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from sidecar.core.quota import Counts, Ledger
+from sidecar.core.quotas.quota import Counts, Ledger
 from sidecar.telemetry.series import header, label_text
 
 QUOTA_METRICS: Final[tuple[tuple[str, str, Callable[[Counts], int]], ...]] = (

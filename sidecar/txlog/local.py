@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from sidecar.core.breaker import Scope
 from sidecar.txlog import codec
-from sidecar.txlog.budgets import Budgets
 from sidecar.txlog.codec import HEAD, SHARDS, Code, Kind, Record, Unreadable, parse_key, route_key, shard_of
+from sidecar.txlog.draws import Budgets
 from sidecar.txlog.store import (
     CLOSED_TTL_MS,
     GONE_SLACK_MS,

@@ -12,7 +12,7 @@ from sidecar.core.desk import Action as RolloutAction
 from sidecar.core.desk import Desk, Event, Notice, TableView, outline
 from sidecar.core.fleet import Fleet
 from sidecar.core.hot_plan import Updates
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas.quota import Ledger
 from sidecar.core.revise import Accepted, Refused, Update
 from sidecar.core.table import Plan, Rollout, Step, Table, Version
 from sidecar.kernel.ids import EndpointKey, ServiceName

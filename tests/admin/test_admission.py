@@ -6,7 +6,7 @@ import msgspec
 
 from sidecar.admin import views
 from sidecar.admin.admission import admission
-from sidecar.core.admit import Gate, Ticket
+from sidecar.core.gate.admit import Gate, Ticket
 from sidecar.core.service import ServiceState
 from sidecar.policy.schema import Admission, QosPolicy
 from tests.admin.facts import CHAT, A, B, StillFacts, service, snapshot

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
-from sidecar.core.quota import Drawn, Ledger, Reservation
+from sidecar.core.quotas.quota import Drawn, Ledger, Reservation
 from sidecar.policy.schema import Quota
 from tests.admin.facts import A, StillFacts, service, snapshot
 from tests.admin.test_app import door

@@ -106,7 +106,7 @@ KINDS = frozenset({"counter", "gauge", "summary", "histogram"})
 
 async def _exposition(metrics: Metrics) -> str:
     from sidecar.core.fleet import Fleet
-    from sidecar.core.quota import Ledger
+    from sidecar.core.quotas.quota import Ledger
     from sidecar.telemetry.live import WATCHED
     from tests.telemetry.test_jwt import Verifier
     from tests.telemetry.test_tokens import Counts

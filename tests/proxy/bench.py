@@ -8,7 +8,7 @@ import msgspec
 
 from sidecar.core.fleet import Fleet
 from sidecar.core.pool import Node
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas.quota import Ledger
 from sidecar.core.service import ServiceState
 from sidecar.downstream.parser import RequestParser
 from sidecar.kernel.ids import ServiceName

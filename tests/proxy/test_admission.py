@@ -2,9 +2,9 @@
 
 import pytest
 
-from sidecar.core.admit import Ticket
 from sidecar.core.classes import Classes
-from sidecar.core.quota import Reservation
+from sidecar.core.gate.admit import Ticket
+from sidecar.core.quotas.quota import Reservation
 from sidecar.policy.schema import Admission as AdmissionRule
 from sidecar.policy.schema import QosPolicy, Quota
 from sidecar.proxy.admission import Admission

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidecar.core.admit import Ticket, TurnedAway
+from sidecar.core.gate.admit import Ticket, TurnedAway
 from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission, QosPolicy, Seconds
 from sidecar.proxy.door import LEAST_S, ROUND, Door, Doors

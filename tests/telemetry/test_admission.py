@@ -2,8 +2,8 @@
 
 import msgspec
 
-from sidecar.core.admit import Gate, Ticket, TurnedAway
 from sidecar.core.fleet import Fleet
+from sidecar.core.gate.admit import Gate, Ticket, TurnedAway
 from sidecar.core.service import ServiceState
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.policy.schema import Admission, QosPolicy

@@ -1,6 +1,6 @@
 """What the ledger counted, at the scrape: by quota, and never by tenant."""
 
-from sidecar.core.quota import Exceeded, Ledger
+from sidecar.core.quotas.quota import Exceeded, Ledger
 from sidecar.policy.schema import Quota
 from sidecar.telemetry.metrics import Metrics
 from tests.telemetry.records import scrape, value

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sidecar.core.parts import LOOKED, MORE, SLACK, SPAN_S, Parts, Payer
+from sidecar.core.gate.parts import LOOKED, MORE, SLACK, SPAN_S, Parts, Payer
 
 
 def known(parts: Parts, *tenants: str, now: float = 0.0, weight: float = 1.0) -> list[Payer]:

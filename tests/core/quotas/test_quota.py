@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sidecar.core.quota import MODELS, MOST_TENANTS, TENANTS, Drawn, Exceeded, Ledger, Reservation, allowance
+from sidecar.core.quotas.quota import MODELS, MOST_TENANTS, TENANTS, Drawn, Exceeded, Ledger, Reservation, allowance
 from sidecar.policy.schema import Quota
 from sidecar.txlog.codec import budget_key
 from tests.quota_world import World

@@ -5,13 +5,13 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from sidecar.core.admit import Ticket
 from sidecar.core.classes import Classes
-from sidecar.core.lanes import MAX_LANES, MAX_TENANTS
-from sidecar.core.turns import OUT, QUEUED
+from sidecar.core.gate.admit import Ticket
+from sidecar.core.gate.lanes import MAX_LANES, MAX_TENANTS
+from sidecar.core.gate.turns import OUT, QUEUED
 from sidecar.kernel.ids import VersionName
 from sidecar.policy.schema import Admission, QosPolicy, Seconds
-from tests.core.gates import BATCH, TEXT, VOICE, World, full
+from tests.core.gate.build import BATCH, TEXT, VOICE, World, full
 
 
 def test_requests_whose_endpoints_are_full_do_not_hold_up_others() -> None:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from sidecar.core.gate.usual import FADES_S, KEPT, Usual
 from sidecar.core.sketch import ERROR
-from sidecar.core.usual import FADES_S, KEPT, Usual
 
 
 def test_nothing_seen_is_no_time() -> None:

@@ -3,8 +3,8 @@ as the pipeline does, on a clock that is set by hand."""
 
 import msgspec
 
-from sidecar.core.admit import Gate, Ticket, TurnedAway
 from sidecar.core.classes import Classes, QosClass
+from sidecar.core.gate.admit import Gate, Ticket, TurnedAway
 from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
 from sidecar.kernel.errors import Reason

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from sidecar.core.admit import (
+from sidecar.core.classes import Classes
+from sidecar.core.gate.admit import (
     HOLD_S,
     MAX_TOLD,
     POLL_S,
     Ticket,
     TurnedAway,
 )
-from sidecar.core.classes import Classes
+from sidecar.core.gate.turns import EVICTED, LEFT, OUT, QUEUED, RUNNING
 from sidecar.core.pool import LOOKS
-from sidecar.core.turns import EVICTED, LEFT, OUT, QUEUED, RUNNING
 from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission, QosPolicy, Seconds
 from tests.core.build import trip
-from tests.core.gates import BATCH, POLICIES, TEXT, VOICE, World, full, names, reason
+from tests.core.gate.build import BATCH, POLICIES, TEXT, VOICE, World, full, names, reason
 
 GateMode = Literal["enforce", "shadow"]
 

@@ -22,9 +22,9 @@ from math import inf
 from typing import Final
 
 from sidecar.core.classes import QosClass
-from sidecar.core.parts import Payer
+from sidecar.core.gate.parts import Payer
+from sidecar.core.gate.usual import Usual
 from sidecar.core.pool import Kind, Node, Pool, Without
-from sidecar.core.usual import Usual
 from sidecar.kernel.ids import VersionName
 
 # new -> queued -> running -> evicted -> left: any of them may be skipped, but none comes again.

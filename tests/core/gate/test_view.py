@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.core.gates import World, full
+from tests.core.gate.build import World, full
 
 
 def test_a_view_tells_who_waits_and_who_is_in_the_zone() -> None:

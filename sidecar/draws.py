@@ -1,4 +1,4 @@
-"""Token budgets on this sidecar: carries what `core.quota` wants and gives back to the log's server. No request waits.
+"""Token budgets on this sidecar: carries what the ledger wants and gives back to the log's server. No request waits.
 
 ```
 a request reserves, settles -> the ledger's wake -> draws, many in one round trip -> replies -> slices for the next ones
@@ -17,9 +17,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from sidecar.core import quota as ledgers
-from sidecar.core.meter import REQUESTS
-from sidecar.core.quota import Ledger
+from sidecar.core.quotas import quota as ledgers
+from sidecar.core.quotas.meter import REQUESTS
+from sidecar.core.quotas.quota import Ledger
 from sidecar.txlog.codec import budget_key
 from sidecar.txlog.log import State
 from sidecar.txlog.store import Call, Draw, Reply, StoreDown, Unit, Window, drawn

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.core.limit import MIN_SAMPLES, Limiter
+from sidecar.core.gate.limit import MIN_SAMPLES, Limiter
 from sidecar.policy.schema import Admission
 
 Slow = Callable[[int, float], float]

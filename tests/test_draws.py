@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.quota import Exceeded, Ledger, Reservation
+from sidecar.core.quotas.quota import Exceeded, Ledger, Reservation
+from sidecar.draws import Quotas
 from sidecar.policy.schema import Quota
-from sidecar.quotas import Quotas
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import State
 from sidecar.txlog.server import RedisStore
@@ -316,7 +316,7 @@ async def test_a_real_server_counts_as_the_one_in_this_process(tmp_path: Path) -
 
 async def test_a_fault_in_a_turn_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, log, ledger, now, said = joined(MINUTE)
-    monkeypatch.setattr("sidecar.quotas.CRASHED_S", 0.0)
+    monkeypatch.setattr("sidecar.draws.CRASHED_S", 0.0)
 
     async def fault(calls: list[Call]) -> list[Reply]:
         raise ValueError("a fault")

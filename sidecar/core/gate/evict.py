@@ -7,7 +7,7 @@ of the service (`parts`) goes first of all, and has nobody evicted.
 
 from typing import Final
 
-from sidecar.core.turns import Group, Lane, Share, Standing, Ticket
+from sidecar.core.gate.turns import Group, Lane, Share, Standing, Ticket
 
 CANDIDATES: Final = 256  # of the newest that run, those who are looked at when some have to go
 PASSED: Final = 64  # of a flood's requests, those that are passed over to find who waits longest of the others

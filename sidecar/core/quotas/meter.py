@@ -6,7 +6,7 @@ the server grants a slice -> held --reserve--> used here --settle: less was need
 ```
 
 1. What is held was granted and is counted by the server already; using it changes nothing there. What is held for long
-   would be used in a later window than the server counts it in, so it goes back or is drawn anew (core/quota, rule 3).
+   would be used in a later window than the server counts it in, so it goes back or is drawn anew (`quota`, rule 3).
 2. Credit. A request that finds too little held is admitted all the same while what is owed stays within this sidecar's
    part of the room, room / members: the others may do so at the same time, and together they stay within the room. The
    room is the last reply's, less what it shrinks by until now at twice the pace seen. A reply is believed for

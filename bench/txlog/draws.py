@@ -1,4 +1,4 @@
-"""What drawing on budgets costs the log's server: `python -m bench.txlog.budgets`, 3 minutes; figures in docs/txlog.md.
+"""What drawing on budgets costs the log's server: `python -m bench.txlog.draws`, 3 minutes; figures in docs/txlog.md.
 
 Servers that nobody else uses. The server's own time is what it counts itself (`commandstats`, with the network's
 left out), and its CPU what the system does; memory is `used_memory` beside that of an empty server. Draws come 128 in a

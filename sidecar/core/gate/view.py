@@ -1,6 +1,6 @@
 """A gate as operators see it: plain figures of one moment, for the admin pages and the metrics."""
 
-from sidecar.core.turns import Standing
+from sidecar.core.gate.turns import Standing
 
 
 class ClassView:

@@ -1,6 +1,6 @@
 """One budget's words to the server: what it tells, wants and gives back."""
 
-from sidecar.core.tenant_budget import Budget, Counts, Draw, Drawn, Rule
+from sidecar.core.quotas.tenant_budget import Budget, Counts, Draw, Drawn, Rule
 from sidecar.policy.schema import Quota
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sidecar.core.meter import REQUESTS, Meter
-from sidecar.core.rate_lines import duration, rate_lines
+from sidecar.core.quotas.meter import REQUESTS, Meter
+from sidecar.core.quotas.rate_lines import duration, rate_lines
 
 
 @pytest.mark.parametrize(

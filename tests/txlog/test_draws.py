@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from sidecar.txlog import budgets
-from sidecar.txlog.budgets import Budgets
+from sidecar.txlog import draws
 from sidecar.txlog.codec import budget_key
+from sidecar.txlog.draws import Budgets
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.store import (
     DRAWER_TTL_MS,
@@ -77,7 +77,7 @@ class TestServers(DrawContract):
 
 
 class Draws:
-    """Random draws on a few budgets."""
+    """Random draws on a few draws."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -301,7 +301,7 @@ def test_what_is_done_wrong_is_found(broken: Callable[[Draw], Draw]) -> None:
 
 
 def test_there_are_only_so_many_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "MAX_BUDGETS", 100)
+    monkeypatch.setattr(draws, "MAX_BUDGETS", 100)
     it = Budgets()
     window = Window(Unit.TOKENS, 60_000, 10, want=10)
     calls = [Draw(key=budget_key("gold", f"{i}"), by="one", windows=(window,)) for i in range(1000)]

@@ -1,6 +1,6 @@
 """One window's part here: what is held, on credit, given back."""
 
-from sidecar.core.meter import TOKENS, Meter
+from sidecar.core.quotas.meter import TOKENS, Meter
 
 
 def test_what_was_taken_leaves_the_window_after_the_span() -> None:

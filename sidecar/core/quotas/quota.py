@@ -1,12 +1,12 @@
 """This sidecar's part of all token budgets: what a request reserves, what is drawn ahead for it, and what goes back.
 
-A budget is one quota for one tenant: up to four sliding windows (`core.meter`: tokens and requests, a minute and a day)
+A budget is one quota for one tenant: up to four sliding windows (`meter`: tokens and requests, a minute and a day)
 and a bound on requests under way. It is one for all sidecars, and the transaction log's server counts it; but no
 request waits for a server. So each sidecar draws a little ahead of its own pace and spends that here.
 
 ```
 reserve -> held or on credit -> ... -> settle (more or less than was reserved)         the request's way: plain calls
-low water, debt, refusals -> `wake` -> wants: draws -> the server -> drawn: slices      the loop's way (sidecar.quotas)
+low water, debt, refusals -> `wake` -> wants: draws -> the server -> drawn: slices      the loop's way (sidecar.draws)
 ```
 
 1. All or nothing: a request holds of every budget that fits it, or of none. A budget in shadow counts what it would
@@ -38,10 +38,10 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Final
 
-from sidecar.core.meter import REQUESTS, TOKENS, Meter
 from sidecar.core.models import MAX_MODEL_NAME, matches
-from sidecar.core.rate_lines import rate_lines
-from sidecar.core.tenant_budget import CHECK_S, Budget, Counts, Draw, Drawn, Rule
+from sidecar.core.quotas.meter import REQUESTS, TOKENS, Meter
+from sidecar.core.quotas.rate_lines import rate_lines
+from sidecar.core.quotas.tenant_budget import CHECK_S, Budget, Counts, Draw, Drawn, Rule
 from sidecar.policy.schema import Quota
 
 __all__ = ["Budget", "Counts", "Draw", "Drawn", "Exceeded", "Ledger", "Reservation", "allowance"]

@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from sidecar.core.admit import EVICTED_RETRY_S, POLL_S
-from sidecar.core.turns import EVICTED, RUNNING
+from sidecar.core.gate.admit import EVICTED_RETRY_S, POLL_S
+from sidecar.core.gate.turns import EVICTED, RUNNING
 from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission, QosPolicy
-from tests.core.gates import BATCH, POLICIES, VOICE, World, full, names
+from tests.core.gate.build import BATCH, POLICIES, VOICE, World, full, names
 
 
 def test_a_voice_in_its_warning_zone_evicts_the_newest_batch() -> None:

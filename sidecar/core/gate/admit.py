@@ -38,12 +38,9 @@ from math import ceil, inf
 from typing import Final
 
 from sidecar.core.classes import Classes
-from sidecar.core.evict import oldest_of, runs_in, victims_of
-from sidecar.core.gate_view import ClassView as ClassView
-from sidecar.core.gate_view import GateView as GateView
-from sidecar.core.lanes import Lanes, PoolOf, emptied, heir_of, number_of
-from sidecar.core.pool import Pool
-from sidecar.core.turns import (
+from sidecar.core.gate.evict import oldest_of, runs_in, victims_of
+from sidecar.core.gate.lanes import Lanes, PoolOf, emptied, heir_of, number_of
+from sidecar.core.gate.turns import (
     EVICTED,
     LEFT,
     OUT,
@@ -54,7 +51,10 @@ from sidecar.core.turns import (
     Share,
     Standing,
 )
-from sidecar.core.turns import Ticket as Ticket
+from sidecar.core.gate.turns import Ticket as Ticket
+from sidecar.core.gate.view import ClassView as ClassView
+from sidecar.core.gate.view import GateView as GateView
+from sidecar.core.pool import Pool
 from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sidecar.core.answer_lengths import FIRST, HALVE_AT, LEAST, MODELS, AnswerLengths
+from sidecar.core.quotas.answer_lengths import FIRST, HALVE_AT, LEAST, MODELS, AnswerLengths
 
 
 def test_nothing_is_believed_before_enough_were_seen() -> None:

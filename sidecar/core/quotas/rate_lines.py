@@ -6,7 +6,7 @@ When a sliding window is whole again if nothing more is used depends on when all
 
 from math import ceil
 
-from sidecar.core.meter import TOKENS, Meter
+from sidecar.core.quotas.meter import TOKENS, Meter
 
 
 def rate_lines(meter: Meter, left: int, now: float) -> bytes:

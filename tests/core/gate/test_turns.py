@@ -6,8 +6,8 @@ from collections import deque
 import pytest
 
 from sidecar.core.classes import Classes
+from sidecar.core.gate.turns import SLACK, Group, Lane, Share, Standing, Ticket
 from sidecar.core.pool import Pool
-from sidecar.core.turns import SLACK, Group, Lane, Share, Standing, Ticket
 from sidecar.policy.schema import QosPolicy
 from tests.core.build import fleet_of, service_of
 

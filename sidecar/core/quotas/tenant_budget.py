@@ -1,11 +1,11 @@
 """One quota for one tenant, as far as this sidecar has a part in it, and what it says to the server that counts it.
 
-`core.quota` has the rules; here is what one budget makes of them: how much it wants to hold, what it gives back.
+`core.quotas.quota` has the rules; here is what one budget makes of them: how much it wants to hold, what it gives back.
 """
 
 from typing import Final
 
-from sidecar.core.meter import FRESH_S, NEVER, REQUESTS, TOKENS, Meter
+from sidecar.core.quotas.meter import FRESH_S, NEVER, REQUESTS, TOKENS, Meter
 from sidecar.policy.schema import Quota
 
 AHEAD_S: Final = 0.25

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from sidecar.core.classes import Classes
-from sidecar.core.parts import Parts
+from sidecar.core.gate.parts import Parts
+from sidecar.core.gate.turns import Group, Lane, LaneKey, Share, Standing, Ticket
 from sidecar.core.pool import Pool, Without
-from sidecar.core.turns import Group, Lane, LaneKey, Share, Standing, Ticket
 from sidecar.kernel.ids import VersionName
 from sidecar.policy.schema import DEFAULT_CLASS, Admission
 
