@@ -6,7 +6,7 @@ They are half as much again as what it took when they were set, so that noise pa
 import pytest
 
 from bench.micro.conftest import Budgeted
-from sidecar.core.quota import Ledger, Reservation
+from sidecar.core.quotas.quota import Ledger, Reservation
 from sidecar.policy.schema import Quota
 
 RESERVE_SETTLE_NS = {10: 3000, 10_000: 3000, 100_000: 3000}
