@@ -25,10 +25,11 @@ class Admission:
 
     `tokens`: what it is expected to use in all, `reserved` of it in budgets. `prompt` as it was counted, empty where it
     is not kept. `queued_s`: how long it waited for its turn, None if it did not. `hurried`: there is no time to wait
-    for a count. `version`: what its turn was given for.
+    for a count. `version`: what its turn was given for. `answers`: how many it asks for, of all its prompts.
     """
 
     __slots__ = (
+        "answers",
         "budgets",
         "door",
         "how",
@@ -52,6 +53,7 @@ class Admission:
         self.reserved = 0
         self.prompt = b""
         self.prompt_tokens = 0
+        self.answers = 1
         self.tokens = 0
         self.how = ""
         self.hurried = False

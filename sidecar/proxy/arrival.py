@@ -25,7 +25,7 @@ from sidecar.proxy.ports import Unverified
 from sidecar.proxy.request import Request
 from sidecar.proxy.translated import Translation
 from sidecar.wire.call import API_BY_PATH, Api, Call, read_call
-from sidecar.wire.prompt import prompt_of
+from sidecar.wire.prompt import answers_of, prompt_of
 
 KEYS_S: Final = 2.5
 """What a request waits at most for the keys of its token."""
@@ -50,6 +50,8 @@ _TURN: Final = 3
 turn."""
 
 _EMBEDDINGS: Final = Api.EMBEDDINGS
+_COMPLETIONS: Final = Api.COMPLETIONS
+_OTHER: Final = Api.OTHER
 
 
 class Arrival(Closing):
@@ -234,7 +236,9 @@ class Arrival(Closing):
             answer = 0 if call.api is _EMBEDDINGS else pipeline.answers.usual(service.name, call.model)
             if limit:
                 answer = min(answer, allowance(limit, call.stream, admission.qos.budget_factor))
-        admission.tokens = min(MOST_TOKENS, counted.tokens + answer * call.n)
+        listed = call.api is _COMPLETIONS or call.api is _OTHER
+        admission.answers = answers_of(body, call.n) if listed and answer else call.n
+        admission.tokens = min(MOST_TOKENS, counted.tokens + answer * admission.answers)
         return True
 
     def _reserve(self, service: ServiceState, admission: Admission, now: float) -> bool:
@@ -243,8 +247,9 @@ class Arrival(Closing):
         limit = service.policy.request_tokens
         if limit and call is not None and call.max_tokens is not None and admission.enforced:
             allowed = allowance(limit, call.stream, admission.qos.budget_factor)
-            if call.max_tokens * call.n > allowed:
-                times = f" for each of {call.n} answers" if call.n > 1 else ""
+            answers = admission.answers
+            if call.max_tokens * answers > allowed:
+                times = f" for each of {answers} answers" if answers > 1 else ""
                 said = f"max_tokens {call.max_tokens}{times} is above the {allowed} that one request may ask for"
                 self._refuse(Reason.QUOTA_EXCEEDED, said, None, "max_tokens", final=True)
                 return False

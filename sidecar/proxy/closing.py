@@ -11,6 +11,7 @@ from sidecar.core import evidence
 from sidecar.core.balance import Choice
 from sidecar.core.breaker import Breaker, Denied, Permit, Transition
 from sidecar.core.identify import NOBODY
+from sidecar.core.quotas.quota import Budget
 from sidecar.core.service import ServiceState, Session
 from sidecar.kernel.errors import STATUS, Reason, Refusal, SidecarError
 from sidecar.kernel.ids import EndpointKey
@@ -46,6 +47,7 @@ class Closing:
 
     __slots__ = (
         "_admission",
+        "_asked",
         "_attempt",
         "_attempts",
         "_barred",
@@ -89,6 +91,7 @@ class Closing:
         self._request = request
         self._client = client
         self._admission: Admission | None = None
+        self._asked = False
         self._attempt: Attempt | None = None
         self._attempts = 0
         self._choice: Choice | None = None
@@ -177,10 +180,19 @@ class Closing:
         self._reason = reason
         self._status = STATUS[reason]
         extra = attempts_line(self._attempts) if self._attempts else b""
-        admission = self._admission
-        if admission is not None and admission.budgets:
-            extra += self._pipeline.ledger.headers(admission.budgets, self._pipeline.clock())
+        budgets = self._budgets()
+        if budgets:
+            extra += self._pipeline.ledger.headers(budgets, self._pipeline.clock())
         self._client.refuse(Refusal(reason, message, wait_s, param, final), self._request_id, extra)
+
+    def _budgets(self) -> tuple[Budget, ...]:
+        """What holds the request; of one that was refused before it was metered, too, once it is known whose it is."""
+        admission, call, ledger = self._admission, self._call, self._pipeline.ledger
+        if admission is not None:
+            return admission.budgets
+        if call is None or not ledger.any or self._who is NOBODY or self._who.conflict:
+            return ()
+        return ledger.budgets(self._who.tenant, call.model)
 
     def _failed(self, exc: Exception) -> None:
         """Tell the client, as far as it can be told; never raises, for the end must follow."""
@@ -225,11 +237,13 @@ class Closing:
         """Pay for what was used, and let the next one in."""
         pipeline, call, now = self._pipeline, self._call, self._pipeline.clock()
         self._admission = None
+        attempt = self._attempt
+        asked = self._asked or (attempt is not None and attempt.sent_at > 0.0)
         used = 0
         try:
             used = self._used(admission, call)
         finally:
-            admission.settle(pipeline.ledger, used, now, asked=self._attempts > 0)
+            admission.settle(pipeline.ledger, used, now, asked=asked)
             admission.leave(used, now)
 
     def _used(self, admission: Admission, call: Call | None) -> int:
@@ -251,11 +265,14 @@ class Closing:
             counted = max(reader.tokens, reader.chars // MOST_CHARS)
         if call.api is _EMBEDDINGS or (call.api is _OTHER and told):
             counted = 0  # numbers about the prompt
+        if attempt.ending is not _COMPLETE and answer is not None and answer < counted:
+            answer = None  # it was told before the end: Messages begin with it
         if service is not None and attempt.ending is _COMPLETE:
             if told and told > 0 and admission.prompt:
                 self._pipeline.counter.reported(service.name, call.model, admission.prompt, told)
             if call.api is not _EMBEDDINGS:
-                self._pipeline.answers.heard(service.name, call.model, answer if answer is not None else counted)
+                each = (answer if answer is not None else counted) // admission.answers
+                self._pipeline.answers.heard(service.name, call.model, each)
         if attempt.ending is not _COMPLETE and attempt.ending is not _CLIENT_LEFT and not counted and not answer:
             return 0
         used = (told if told and told > 0 else admission.prompt_tokens) + (answer if answer is not None else counted)

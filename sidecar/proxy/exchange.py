@@ -215,6 +215,9 @@ class Exchange(Arrival):
                 service.times,
                 self._total_at,
             )
+        last = self._attempt
+        if last is not None and last.sent_at:
+            self._asked = True
         self._attempt = attempt
         self._attempts += 1  # not before: what cannot be put into an engine's words is no attempt
         if call is not None:

@@ -129,9 +129,12 @@ def read_call(api: Api, body: bytes) -> Call:
 def _limit(api: Api, body: CallBody) -> int | None:
     if api is _RESPONSES:
         return _integer("max_output_tokens", body.max_output_tokens)
-    if body.max_completion_tokens is not None and api is not _COMPLETIONS and api is not _MESSAGES:  # unknown to these
-        return _integer("max_completion_tokens", body.max_completion_tokens)
-    return _integer("max_tokens", body.max_tokens)
+    limit = _integer("max_tokens", body.max_tokens)
+    if body.max_completion_tokens is None or api is _COMPLETIONS or api is _MESSAGES:  # unknown to these
+        return limit
+    newer = _integer("max_completion_tokens", body.max_completion_tokens)
+    # Which of the two counts is for each engine to say, and 0 is to some as if it were not there.
+    return newer if limit is None or (newer is not None and newer > limit) else limit
 
 
 def _user(api: Api, body: CallBody) -> str:

@@ -62,6 +62,14 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
     type: msgspec.Raw = msgspec.Raw()
     content: msgspec.Raw = msgspec.Raw()
+class AnswersBody(msgspec.Struct, frozen=True, gc=False):
+    """What of a request tells how many answers it asks for, beside `n`."""
+
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    best_of: object = None
+
+
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
@@ -213,3 +221,5 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_response = msgspec.json.Decoder(ResponseEvent).decode
 decode_message = msgspec.json.Decoder(MessageEvent).decode
 decode_other = msgspec.json.Decoder(OtherEvent).decode
+decode_answers = msgspec.json.Decoder(AnswersBody).decode
+decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode

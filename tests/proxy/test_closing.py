@@ -3,13 +3,13 @@
 import pytest
 
 from sidecar.kernel.errors import Reason
-from sidecar.policy.schema import Admission, Quota
+from sidecar.policy.schema import Admission, Quota, Retry
 from sidecar.proxy.admission import UNREAD_TOKENS
 from sidecar.proxy.request import Request
 from tests.harness import request
 from tests.proxy.bench import Bench, request_of, service
 from tests.proxy.fakes import JSON, FakeClient, head_of
-from tests.under_test import CHAT
+from tests.under_test import CHAT, request_breaker
 
 COMPLETIONS = b"/v1/completions"
 EMBEDDED = (
@@ -84,7 +84,15 @@ def test_no_bound_is_reserved_like_none_that_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"prompt":"a","max_completion_tokens":1,"max_tokens":101}', b'{"prompt":"a","n":2,"max_tokens":51}']
+    "body",
+    [
+        b'{"prompt":"a","max_completion_tokens":1,"max_tokens":101}',
+        b'{"prompt":"a","n":2,"max_tokens":51}',
+        b'{"prompt":["a","b"],"max_tokens":51}',
+        b'{"prompt":["a","b"],"max_tokens":51,"top_p":NaN}',
+        b'{"prompt":[[1,2],[3,4]],"max_tokens":51}',
+        b'{"prompt":"a","best_of":2,"max_tokens":51}',
+    ],
 )
 def test_what_one_request_may_ask_for_is_all_that_it_asks_for(body: bytes) -> None:
     bench = metered(request_tokens=100)
@@ -153,3 +161,70 @@ def test_a_stream_pays_what_its_events_tell(path: bytes, event: bytes, paid: int
     ).ends()
     settled = bench.ledger.counts["q"].settled_tokens
     assert paid <= settled <= paid + 2 and not bench.held()
+
+
+@pytest.mark.parametrize(
+    ("path", "prompts", "answers"),
+    [
+        (COMPLETIONS, b'"prompt":["a","b","c","d"]', 4),
+        (COMPLETIONS, b'"prompt":["a","b"],"n":3', 6),
+        (COMPLETIONS, b'"prompt":[1,2,3,4]', 1),
+        (b"/v1/chat/completions/batch", b'"messages":[[{"role":"user"}],[{"role":"user"}]]', 2),
+        (CHAT, b'"messages":[{"role":"user"},{"role":"user"}]', 1),
+    ],
+)
+def test_each_prompt_of_a_list_has_an_answer_of_its_own(path: bytes, prompts: bytes, answers: int) -> None:
+    bench = metered()
+    for _ in range(25):
+        bench.begin(asked(b'{"model":"m","max_tokens":500,%b}' % prompts, path))
+        served(bench, told(8, 30 * answers))
+    assert 0 <= bench.recorder.requests[0].reserved_tokens - 500 * answers < 60
+    assert 30 <= bench.pipeline.answers.usual("default", "m") < 40
+
+
+def test_what_was_told_before_the_end_of_a_stream_is_not_all_that_was_got() -> None:
+    bench = metered()
+    client = bench.begin(asked(b'{"model":"m","messages":[],"stream":true,"max_tokens":500}', b"/v1/messages"))
+    bench.link.heads().says(
+        b"event: message_start\n"
+        b'data: {"type":"message_start","message":{"usage":{"input_tokens":8,"output_tokens":1}}}\n\n'
+    )
+    for _ in range(300):
+        bench.link.says(
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"text":" and"}}\n\n'
+        )
+    assert client.exchange is not None
+    client.exchange.client_left()
+    assert bench.ledger.counts["q"].settled_tokens == 308 and not bench.held()
+
+
+def test_what_reached_no_engine_was_no_request() -> None:
+    bench = metered()
+    bench.connector.later = True
+    for _ in range(60):  # more than the quota has
+        client = bench.begin(asked(b'{"model":"m","prompt":"hello"}'))
+        bench.connector.refuse()
+        assert refused(client) is not Reason.QUOTA_EXCEEDED
+    (budget,) = bench.ledger.budgets("a", "m")
+    assert [meter.own for meter in budget.meters] == [0, 0] and not bench.held()
+
+
+def test_what_reached_one_engine_was_a_request_though_the_next_was_not_there() -> None:
+    quota = Quota(name="q", tokens_per_minute=100_000, requests_per_minute=50)
+    bench = Bench(service(2, retry=Retry(attempts=2)), quotas=(quota,))
+    bench.connector.later = True
+    client = bench.begin(asked(b'{"model":"m","prompt":"hello"}'))
+    bench.connector.connect().heads(head_of(500, JSON, 2)).says(b"{}").ends()
+    bench.connector.refuse()
+    assert refused(client) is Reason.UPSTREAM_CONNECT
+    (budget,) = bench.ledger.budgets("a", "m")
+    assert [meter.own for meter in budget.meters] == [0, 1] and not bench.held()
+
+
+def test_who_is_refused_before_anything_is_counted_is_told_what_is_left() -> None:
+    bench = metered(breakers=request_breaker(1))
+    bench.begin(asked(b'{"model":"m","prompt":"hello"}'))
+    bench.link.heads(head_of(500, JSON, 2)).says(b"{}").ends()
+    client = bench.begin(asked(b'{"model":"m","prompt":"hello"}'))
+    assert refused(client) is Reason.REQUEST_OPEN
+    assert b"x-ratelimit-remaining-requests: 49\r\n" in client.extra

@@ -66,6 +66,8 @@ def test_null_fields_are_absent_fields() -> None:
         (Api.CHAT, {"max_tokens": 5}, 5),
         (Api.CHAT, {"max_completion_tokens": 6}, 6),
         (Api.CHAT, {"max_completion_tokens": 6, "max_tokens": 5}, 6),
+        (Api.CHAT, {"max_completion_tokens": 0, "max_tokens": 5}, 5),
+        (Api.CHAT, {"max_completion_tokens": 6, "max_tokens": 50}, 50),
         (Api.CHAT, {"max_output_tokens": 7}, None),
         (Api.COMPLETIONS, {"max_completion_tokens": 6, "max_tokens": 5}, 5),
         (Api.COMPLETIONS, {"max_completion_tokens": 6}, None),

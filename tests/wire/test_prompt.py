@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidecar.wire.prompt import prompt_of
+from sidecar.wire.prompt import MOST_COUNTED, answers_of, prompt_of
 
 MESSAGES = b'[{"role":"user","content":"hi, \\"you\\""}]'
 
@@ -32,3 +32,28 @@ def test_prompt_is_what_the_model_reads_as_it_was_written(body: bytes, prompt: b
 
 def test_prompt_does_not_keep_its_body() -> None:
     assert type(prompt_of(b'{"prompt":"hello"}')) is bytes
+
+
+@pytest.mark.parametrize(
+    ("body", "answers"),
+    [
+        (b'{"prompt":"a"}', 2),
+        (b'{"prompt":["a"]}', 2),
+        (b'{"prompt": [ "a" , "b\\"x" ]}', 4),
+        (b'{"prompt":[1,2,3]}', 2),
+        (b'{"prompt":[]}', 2),
+        (b'{"prompt":[[1],[2],[3]]}', 6),
+        (b'{"prompt":"a","best_of":5}', 5),
+        (b'{"prompt":"a","best_of":1}', 2),
+        (b'{"prompt":"a","best_of":true}', 2),
+        (b'{"messages":[{"role":"user"},{"role":"user"}]}', 2),
+        (b'{"messages":[[{"role":"user"}],[{"content":"[x]"}]]}', 4),
+        (b'{"prompt":["a","b"],"top_p":NaN}', 4),
+        (b"not JSON", 2),
+        (b'{"prompt":' + b"[" * 100_000 + b"}", 2),
+        (b'{"prompt":[%b]}' % b",".join([b'"a"'] * (MOST_COUNTED + 1)), 2 * (MOST_COUNTED + 1)),
+        (b'{"prompt":[%b]}' % b",".join([b"[1]"] * (MOST_COUNTED + 1)), 2 * (MOST_COUNTED + 1)),
+    ],
+)
+def test_every_prompt_of_a_list_has_its_answers(body: bytes, answers: int) -> None:
+    assert answers_of(body, 2) == answers
