@@ -22,17 +22,18 @@ import msgspec
 
 from sidecar.admin.words import parse_span
 from sidecar.operate import (
-    FAILED,
     OK,
     Unanswered,
     admin_address,
     answering,
     connection_to,
-    exchange,
     held_until,
+    print_json,
     print_table,
     printable,
     refusal,
+    unanswered,
+    whole,
 )
 from sidecar.settings import Listen, UsageError
 
@@ -71,7 +72,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def read(arguments: argparse.Namespace) -> int:
-    """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for flags without sense."""
+    """Run the query that `arguments` name; the exit code. UsageError for flags without sense."""
     address = admin_address(arguments.admin, os.environ)
     query = _query(arguments.limit, arguments.since)
     try:
@@ -85,9 +86,7 @@ def read(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return OK
     except (Unanswered, msgspec.DecodeError) as exc:
-        words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
-        print(f"sidecar: {address}: {words}", file=sys.stderr)
-        return FAILED
+        return unanswered(address, exc)
     return OK
 
 
@@ -105,9 +104,9 @@ def _query(limit: str, since: str | None) -> str:
 
 
 def _show(address: Listen, path: str, as_json: bool) -> None:
-    body = _whole(address, path)
+    body = whole(address, "GET", path)
     if as_json:
-        print(msgspec.json.format(body, indent=2).decode())
+        print_json(body)
         return
     records = msgspec.json.decode(body, type=list[Record])
     print_table(SHOW_HEAD, [_cells(one, one.service) for one in records], [_notes(one) for one in records])
@@ -118,7 +117,7 @@ def _tail(address: Listen, query: str, arguments: argparse.Namespace) -> None:
     if arguments.key is not None:
         query += f"&{urlencode({'key': arguments.key})}"
     if not follow:
-        lines = _whole(address, f"/log?{query}").splitlines()
+        lines = whole(address, "GET", f"/log?{query}").splitlines()
         if arguments.json:
             for line in lines:
                 print(line.decode())
@@ -152,13 +151,6 @@ def _print_live(live: Iterator[bytes], as_json: bool) -> None:
             table.print([msgspec.json.decode(line, type=Record)])
         if past is None:
             sys.stdout.flush()
-
-
-def _whole(address: Listen, path: str) -> bytes:
-    status, body = exchange(address, "GET", path)
-    if status != 200:
-        raise Unanswered(refusal(status, body))
-    return body
 
 
 def _live(address: Listen, path: str) -> Generator[bytes]:

@@ -7,7 +7,6 @@ stops looking stops nothing.
 
 import argparse
 import os
-import sys
 import time
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -15,7 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from sidecar.admin.model_document import CanaryDocument, ModelDocument, encode_wanted
-from sidecar.admin.words import parse_name, parse_span
+from sidecar.admin.words import parse_span
 from sidecar.core.hot_update import DEADLINES, Kind
 from sidecar.operate import (
     FAILED,
@@ -23,14 +22,15 @@ from sidecar.operate import (
     TIMEOUT_S,
     Unanswered,
     admin_address,
-    exchange,
-    login,
+    author,
     plan_from,
+    print_json,
     print_table,
     printable,
     ratio_from,
     read_file,
-    refusal,
+    unanswered,
+    whole,
 )
 from sidecar.policy.schema import Span
 from sidecar.settings import Listen, UsageError
@@ -84,7 +84,7 @@ class BegunTold(msgspec.Struct, frozen=True):
 
 
 def ask(arguments: argparse.Namespace) -> int:
-    """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for flags without sense."""
+    """Run the query that `arguments` name; the exit code. UsageError for flags without sense."""
     address = admin_address(arguments.admin, os.environ)
     try:
         if arguments.query == "status":
@@ -93,9 +93,7 @@ def ask(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return FAILED
     except (Unanswered, msgspec.DecodeError) as exc:
-        words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
-        print(f"sidecar: {address}: {words}", file=sys.stderr)
-        return FAILED
+        return unanswered(address, exc)
 
 
 # What is asked.
@@ -114,7 +112,7 @@ def _wanted(arguments: argparse.Namespace) -> tuple[bytes, str]:
         raise UsageError(f"{' and '.join(flag for _, flag in said)} exclude each other")
     kind: Kind = said[0][0] if said else "repository"
     if loads:
-        return encode_wanted(_load(arguments, kind)), _author(arguments.by)
+        return encode_wanted(_load(arguments, kind)), author(arguments.by)
     document = ModelDocument(
         model=arguments.model,
         action="unload",
@@ -127,7 +125,7 @@ def _wanted(arguments: argparse.Namespace) -> tuple[bytes, str]:
         anyway=arguments.anyway,
         deadlines=_deadlines(arguments.timeout),
     )
-    return encode_wanted(document), _author(arguments.by)
+    return encode_wanted(document), author(arguments.by)
 
 
 def _load(arguments: argparse.Namespace, kind: Kind) -> ModelDocument:
@@ -187,23 +185,13 @@ def _deadlines(said: list[str]) -> dict[str, Span]:
     return deadlines
 
 
-def _author(by: str | None) -> str:
-    if by is None:
-        return login()
-    try:
-        return parse_name(by)
-    except ValueError as exc:
-        raise UsageError(f"--by: {exc}") from exc
-
-
 # What is done and shown.
 
 
 def _begin(address: Listen, arguments: argparse.Namespace, body: bytes, by: str) -> int:
-    status, answered = exchange(address, "POST", f"/models?{urlencode({'by': by})}", body)
-    if status != 202:
-        raise Unanswered(refusal(status, answered))
-    begun = msgspec.json.decode(answered, type=BegunTold)
+    begun = msgspec.json.decode(
+        whole(address, "POST", f"/models?{urlencode({'by': by})}", body, expected=202), type=BegunTold
+    )
     if not arguments.wait:
         print(msgspec.json.encode(begun).decode() if arguments.json else f"{printable(begun.service)}: {begun.id}")
         return OK
@@ -218,11 +206,9 @@ def _status(address: Listen, arguments: argparse.Namespace) -> int:
             services = ", ".join(each.service for each in live)
             raise Unanswered(f"updates are under way in {services}: name one" if live else "no update is under way")
         return _follow(address, live[0].service, live[0].id, arguments.json)
-    status, body = exchange(address, "GET", _place(arguments.service))
-    if status != 200:
-        raise Unanswered(refusal(status, body))
+    body = whole(address, "GET", _place(arguments.service))
     if arguments.json:
-        print(msgspec.json.format(body, indent=2).decode())
+        print_json(body)
     else:
         _show(_read(body))
     return OK
@@ -268,10 +254,7 @@ def _news(shown: tuple[StepTold, ...], steps: tuple[StepTold, ...]) -> tuple[Ste
 
 
 def _asked(address: Listen, service: str | None) -> tuple[UpdateTold, ...]:
-    status, body = exchange(address, "GET", _place(service))
-    if status != 200:
-        raise Unanswered(refusal(status, body))
-    return _read(body)
+    return _read(whole(address, "GET", _place(service)))
 
 
 def _read(body: bytes) -> tuple[UpdateTold, ...]:

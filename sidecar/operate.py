@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from sidecar.admin.words import OPERATOR, parse_name, parse_span
+from sidecar.kernel.count import counted
 from sidecar.policy.schema import PlanDocument
 from sidecar.settings import DEFAULT_ADMIN, Listen, UsageError, parse_listen
 
@@ -145,30 +146,31 @@ class Unanswered(Exception):
 
 
 def ask(arguments: argparse.Namespace) -> int:
-    """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for a bad address."""
+    """Run the query that `arguments` name; the exit code. UsageError for a bad address."""
     address = admin_address(arguments.admin, os.environ)
-    if arguments.query == "drain":
-        return _drain(address, arguments)
+    try:
+        return _drain(address, arguments) if arguments.query == "drain" else _page(address, arguments)
+    except (Unanswered, msgspec.DecodeError) as exc:
+        return unanswered(address, exc)
+
+
+def _page(address: Listen, arguments: argparse.Namespace) -> int:
+    """One page, shown; an order is one, too."""
     method, path = "GET", _PAGES.get(arguments.query, "")
     if arguments.query == "status" and arguments.live:
         path = "/livez"
     if arguments.query == "override":
         method, path = "POST", _order(arguments)
-    try:
-        status, body = exchange(address, method, path)
-        # /healthz says 503 and its page together; every other refusal is an error object.
-        if status != 200 and not (status == 503 and arguments.query == "status"):
-            raise Unanswered(refusal(status, body))
-        if arguments.json:
-            print(msgspec.json.format(body, indent=2).decode())
-        elif path == "/livez":
-            print("live")
-        else:
-            _show(arguments.query, body)
-    except (Unanswered, msgspec.DecodeError) as exc:
-        words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
-        print(f"sidecar: {address}: {words}", file=sys.stderr)
-        return FAILED
+    status, body = exchange(address, method, path)
+    # /healthz says 503 and its page together; every other refusal is an error object.
+    if status != 200 and not (status == 503 and arguments.query == "status"):
+        raise Unanswered(refusal(status, body))
+    if arguments.json:
+        print_json(body)
+    elif path == "/livez":
+        print("live")
+    else:
+        _show(arguments.query, body)
     return OK if status == 200 else FAILED
 
 
@@ -235,6 +237,21 @@ def exchange(
         connection.close()
 
 
+def whole(address: Listen, method: str, path: str, told: bytes | None = None, *, expected: int = 200) -> bytes:
+    """As `exchange`, the body alone. Unanswered, too, where the status is not the expected one."""
+    status, body = exchange(address, method, path, told)
+    if status != expected:
+        raise Unanswered(refusal(status, body))
+    return body
+
+
+def unanswered(address: Listen, exc: Unanswered | msgspec.DecodeError) -> int:
+    """Tells why there is no answer, or none that can be read; the exit code."""
+    words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
+    print(f"sidecar: {address}: {words}", file=sys.stderr)
+    return FAILED
+
+
 def refusal(status: int, body: bytes) -> str:
     """A refusal in its own words, if it has any."""
     try:
@@ -250,41 +267,50 @@ def _drain(address: Listen, arguments: argparse.Namespace) -> int:
         wait_s = parse_span(arguments.wait) if arguments.wait is not None else 0.0
     except ValueError as exc:
         raise UsageError(f"--wait: {exc}") from exc
+    whole(address, "POST", "/drain", expected=202)
     drained = Drained()
-    try:
-        status, body = exchange(address, "POST", "/drain")
-        if status != 202:
-            raise Unanswered(refusal(status, body))
-    except Unanswered as exc:
-        print(f"sidecar: {address}: {exc}", file=sys.stderr)
-        return FAILED
     if wait_s:
         try:
             status, body = exchange(address, "GET", f"/drained?wait={wait_s:.3f}s", timeout_s=wait_s + TIMEOUT_S)
-            drained = msgspec.json.decode(body, type=Drained)
-        except (Unanswered, msgspec.DecodeError):
+        except Unanswered as exc:
+            if isinstance(exc.__cause__, TimeoutError):
+                raise
             drained = Drained(drained=True)  # it said that it drains, and is gone
+        else:
+            if status != 200:
+                raise Unanswered(refusal(status, body))
+            drained = msgspec.json.decode(body, type=Drained)
     if arguments.json:
         print(msgspec.json.encode(drained).decode())
     elif not wait_s:
         print("draining")
+    elif drained.drained:
+        print("drained")
     else:
-        print("drained" if drained.drained else f"{drained.live} requests are still under way")
+        print(f"{counted(drained.live, 'request')} {'is' if drained.live == 1 else 'are'} still under way")
     return OK if drained.drained or not wait_s else FAILED
 
 
 def _order(arguments: argparse.Namespace) -> str:
     """The path of an order. UsageError for a name or a time that means nothing."""
-    query = {"by": login()}
-    for name, value, parse in (("by", arguments.by, parse_name), ("for", arguments.duration, parse_span)):
-        if value is None:
-            continue
+    query = {"by": author(arguments.by)}
+    if arguments.duration is not None:
         try:
-            parse(value)
+            parse_span(arguments.duration)
         except ValueError as exc:
-            raise UsageError(f"--{name}: {exc}") from exc
-        query[name] = value
+            raise UsageError(f"--for: {exc}") from exc
+        query["for"] = arguments.duration
     return f"/breakers/{arguments.scope}/{quote(arguments.key, safe='')}/{arguments.action}?{urlencode(query)}"
+
+
+def author(by: str | None) -> str:
+    """Who orders something: `--by`, else who is at the prompt. UsageError for a name that is none."""
+    if by is None:
+        return login()
+    try:
+        return parse_name(by)
+    except ValueError as exc:
+        raise UsageError(f"--by: {exc}") from exc
 
 
 def login() -> str:
@@ -442,6 +468,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Seque
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         for note in under:
             print(f"    {printable(note)}")
+
+
+def print_json(page: bytes) -> None:
+    """A page as it came, so that it can be read."""
+    print(msgspec.json.format(page, indent=2).decode())
 
 
 def printable(text: str) -> str:

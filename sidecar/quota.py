@@ -5,12 +5,21 @@ What is shown is what that sidecar knows: of a tenant that it has not seen latel
 
 import argparse
 import os
-import sys
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from sidecar.operate import FAILED, OK, Unanswered, admin_address, exchange, print_table, printable, refusal
+from sidecar.kernel.count import counted
+from sidecar.operate import (
+    OK,
+    Unanswered,
+    admin_address,
+    print_json,
+    print_table,
+    printable,
+    unanswered,
+    whole,
+)
 from sidecar.settings import UsageError
 
 _HEAD = ("QUOTA", "WINDOW", "LIMIT", "USED", "LEFT", "AGE", "HELD", "RESERVED", "OWED", "REFUSED", "MODE")
@@ -120,22 +129,18 @@ class TenantTold(msgspec.Struct, frozen=True):
 
 
 def ask(arguments: argparse.Namespace) -> int:
-    """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for flags without sense."""
+    """Run the query that `arguments` name; the exit code. UsageError for flags without sense."""
     address = admin_address(arguments.admin, os.environ)
     try:
-        status, body = exchange(address, "GET", _path(arguments))
-        if status != 200:
-            raise Unanswered(refusal(status, body))
+        body = whole(address, "GET", _path(arguments))
         if arguments.json:
-            print(msgspec.json.format(body, indent=2).decode())
+            print_json(body)
         elif arguments.query == "show":
             _show(msgspec.json.decode(body, type=TenantTold))
         else:
             _list(msgspec.json.decode(body, type=QuotasTold))
     except (Unanswered, msgspec.DecodeError) as exc:
-        words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
-        print(f"sidecar: {address}: {words}", file=sys.stderr)
-        return FAILED
+        return unanswered(address, exc)
     return OK
 
 
@@ -194,7 +199,7 @@ def _list(page: QuotasTold) -> None:
             )
         )
     print_table(_LIST_HEAD, rows)
-    tenants = "1 tenant" if page.tenants == 1 else f"{page.tenants} tenants"
+    tenants = counted(page.tenants, "tenant")
     print(f"\n{tenants} seen here; {_log_words(page.log, page.members)}")
     if page.budgets:
         _print_budgets(page.budgets, named=True)
@@ -240,7 +245,7 @@ def _print_budgets(budgets: list[BudgetTold], *, named: bool) -> None:
 
 
 def _log_words(log: str, members: int) -> str:
-    sidecars = "1 sidecar" if members == 1 else f"{members} sidecars"
+    sidecars = counted(members, "sidecar")
     if log == "up":
         return f"log up, {sidecars}"
     return f"log {log}: each of {sidecars} has its part" if members > 1 else f"log {log}, {sidecars}"

@@ -12,7 +12,6 @@ anybody is asked; what it means for the table that stands is the sidecar's to ju
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -21,20 +20,20 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from sidecar.admin.update import TargetDocument, UpdateDocument, encode_update
-from sidecar.admin.words import parse_name
 from sidecar.operate import (
     FAILED,
     OK,
     Unanswered,
     admin_address,
-    exchange,
-    login,
+    author,
     plan_from,
+    print_json,
     print_table,
     printable,
     ratio_from,
     read_file,
-    refusal,
+    unanswered,
+    whole,
 )
 from sidecar.settings import Listen, UsageError
 
@@ -150,18 +149,18 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 def ask(arguments: argparse.Namespace) -> int:
-    """Run the query that `arguments` (from `sidecar.cli`) names; the exit code. UsageError for flags without sense."""
+    """Run the query that `arguments` name; the exit code. UsageError for flags without sense."""
     address = admin_address(arguments.admin, os.environ)
     # Before anybody is asked.
     told = _update(arguments) if arguments.query == "set" else b""
-    by = "" if arguments.query in ("list", "status") else urlencode({"by": _author(arguments.by)})
+    by = "" if arguments.query in ("list", "status") else urlencode({"by": author(arguments.by)})
     try:
         match arguments.query:
             case "list":
-                _shown(arguments.json, _whole(address, "GET", _listed(arguments.service)), _show_routes)
+                _shown(arguments.json, whole(address, "GET", _listed(arguments.service)), _show_routes)
             case "set":
                 path = f"/routes/{quote(arguments.service, safe='')}?{by}"
-                _shown(arguments.json, _whole(address, "POST", path, told), _show_taken)
+                _shown(arguments.json, whole(address, "POST", path, told), _show_taken)
             case "status":
                 return _status(address, arguments)
             case action:
@@ -169,37 +168,19 @@ def ask(arguments: argparse.Namespace) -> int:
                 if action == "promote" and arguments.full:
                     action = "promote_full"
                 path = f"/canary/{quote(service, safe='')}/{action}?{by}"
-                _shown(arguments.json, _whole(address, "POST", path, b""), _show_canaries)
+                _shown(arguments.json, whole(address, "POST", path, b""), _show_canaries)
     except KeyboardInterrupt:
         return FAILED
     except (Unanswered, msgspec.DecodeError) as exc:
-        words = str(exc) if isinstance(exc, Unanswered) else "what answers there is not the admin port of a sidecar"
-        print(f"sidecar: {address}: {words}", file=sys.stderr)
-        return FAILED
+        return unanswered(address, exc)
     return OK
-
-
-def _whole(address: Listen, method: str, path: str, told: bytes | None = None) -> bytes:
-    status, body = exchange(address, method, path, told)
-    if status != 200:
-        raise Unanswered(refusal(status, body))
-    return body
 
 
 def _shown(as_json: bool, body: bytes, show: Callable[[bytes], None]) -> None:
     if as_json:
-        print(msgspec.json.format(body, indent=2).decode())
+        print_json(body)
     else:
         show(body)
-
-
-def _author(by: str | None) -> str:
-    if by is None:
-        return login()
-    try:
-        return parse_name(by)
-    except ValueError as exc:
-        raise UsageError(f"--by: {exc}") from exc
 
 
 # What is asked.
@@ -273,7 +254,7 @@ def _schema(arguments: argparse.Namespace) -> str:
 
 def _only(address: Listen) -> str:
     """The service whose canary is the only one under way. Unanswered where there is no such."""
-    live = [each.service for each in _canaries(_whole(address, "GET", "/canary")) if each.live]
+    live = [each.service for each in _canaries(whole(address, "GET", "/canary")) if each.live]
     if len(live) == 1:
         return live[0]
     raise Unanswered(f"canaries are under way in {', '.join(live)}: name one" if live else "no canary is under way")
@@ -288,7 +269,7 @@ def _status(address: Listen, arguments: argparse.Namespace) -> int:
     vain = 0
     while True:
         try:
-            body = _whole(address, "GET", _place(arguments.service))
+            body = whole(address, "GET", _place(arguments.service))
             vain = 0
         except Unanswered:
             vain += 1

@@ -55,7 +55,7 @@ class Unusable(Exception):
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Run what `arguments` (from `sidecar.cli`) ask for and print what came of it; the exit code."""
+    """Run what `arguments` (from `sidecar.verbs`) ask for and print what came of it; the exit code."""
     since_s, until_s = _span("--since", arguments.since), _span("--until", arguments.until)
     if since_s is not None and until_s is not None and until_s >= since_s:
         raise UsageError("--until: it is as long ago as --since, or longer: the span would be empty")

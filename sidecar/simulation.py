@@ -60,7 +60,7 @@ _USUAL: Final = {
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """Run what `arguments` (from `sidecar.cli`) ask for and print what came of it; the exit code."""
+    """Run what `arguments` (from `sidecar.verbs`) ask for and print what came of it; the exit code."""
     scale = _number("--scale", arguments.scale, 0.001, 1000.0)
     seed = int(_number("--seed", arguments.seed, 0, 2**31 - 1))
     limit = int(_number("--limit", arguments.limit, 0, 10**9))

@@ -144,32 +144,6 @@ def test_a_usage_error_is_told_and_exits_with_2(
     assert started == []
 
 
-VERBS = ["run", "demo", "validate", "simulate", "status", "breakers", "log", "routes", "canary", "version"]
-
-
-def test_help_names_every_verb_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for verb in VERBS:
-        assert f"\n    {verb} " in text
-    assert "sidecar run --upstream http://127.0.0.1:8000" in text
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [[verb] for verb in VERBS]
-    + [
-        *(["breakers", action] for action in ("list", "open", "hold")),
-        *(["log", action] for action in ("tail", "show")),
-        *(["routes", action] for action in ("list", "set")),
-        *(["canary", action] for action in ("status", "promote", "abort", "hold", "resume")),
-    ],
-)
-def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
-    assert main([*argv, "--help"]) == 0
-    assert f"usage: sidecar {' '.join(argv)}" in capsys.readouterr().out
-
-
 def test_validate_accepts_a_file_or_directory_and_says_what_is_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

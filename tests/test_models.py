@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar import models
+from sidecar import models, operate
 from sidecar.admin.model_document import parse_wanted
 from sidecar.cli import main
 from sidecar.core.hot_plan import Wanted
@@ -251,7 +251,7 @@ def test_a_sidecar_that_answers_no_more_is_given_up_after_a_minute(
         raise Unanswered("no sidecar answers: refused") from ConnectionRefusedError()
 
     monkeypatch.setattr(models, "WATCH_S", 0.2)
-    monkeypatch.setattr(models, "exchange", exchange)
+    monkeypatch.setattr(operate, "exchange", exchange)
     monkeypatch.setattr(time, "sleep", waited.append)
     assert main(["model", "load", "m", "--by", "ann", "--admin", "127.0.0.1:1"]) == 1
     assert "no sidecar answers" in capsys.readouterr().err

@@ -23,6 +23,9 @@ BREAKERS = [{**_NODE, "since": "t", "why": "x y"}, {**_SESSION, "since": "t", "w
 HEALTH = {"status": "ready", "reason": "", "phase": "serving", "parts": {"policy": {"ok": True, "detail": "version 1"}}}
 
 
+GONE = 0
+
+
 class Admin:
     """What an admin port was asked, and what it shall say."""
 
@@ -30,6 +33,7 @@ class Admin:
         self.seen: list[tuple[str, str]] = []
         self.status = 200
         self.body: bytes = b"[]"
+        self.pages: dict[str, tuple[int, bytes]] = {}
         self.address = ""
 
     def says(self, page: Any, status: int = 200) -> None:
@@ -44,12 +48,15 @@ def admin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admin]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             told.seen.append((self.command, self.path))
-            self.send_response(told.status)
-            self.send_header("content-length", str(len(told.body)))
+            status, body = told.pages.get(self.path.partition("?")[0], (told.status, told.body))
+            if status == GONE:
+                return
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
             self.end_headers()
             # The client may have left after the head: even nothing cannot be written to it then.
-            if told.body:
-                self.wfile.write(told.body)
+            if body:
+                self.wfile.write(body)
 
         do_POST = do_GET
 
@@ -402,19 +409,42 @@ def test_a_drain_is_asked_for_and_waited_for(admin: Admin, capsys: pytest.Captur
     admin.says({"draining": True}, 202)
     assert main(["drain", "--admin", admin.address]) == 0
     assert lines(capsys) == ["draining"]
-    admin.says({"drained": False, "live": 2}, 202)
+    for live, words in ((1, "1 request is still under way"), (2, "2 requests are still under way")):
+        admin.pages["/drained"] = 200, json.dumps({"drained": False, "live": live}).encode()
+        assert main(["drain", "--wait", "2s", "--admin", admin.address]) == 1
+        assert lines(capsys) == [words]
     assert main(["drain", "--wait", "2s", "--admin", admin.address]) == 1
     assert lines(capsys) == ["2 requests are still under way"]
-    admin.says({"drained": True, "live": 0}, 202)
+    admin.pages["/drained"] = 200, json.dumps({"drained": True, "live": 0}).encode()
     assert main(["drain", "--wait", "2s", "--json", "--admin", admin.address]) == 0
     assert json.loads(lines(capsys)[0]) == {"drained": True, "live": 0}
     assert admin.seen[-2:] == [("POST", "/drain"), ("GET", "/drained?wait=2.000s")]
 
 
 def test_a_sidecar_that_is_gone_after_it_was_told_has_drained(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
-    admin.says(b"", 202)
+    admin.says({"draining": True}, 202)
+    admin.pages["/drained"] = GONE, b""
     assert main(["drain", "--wait", "1s", "--admin", admin.address]) == 0
     assert lines(capsys) == ["drained"]
+
+
+def test_a_sidecar_that_refuses_to_be_waited_for_has_not_drained(
+    admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.says({"draining": True}, 202)
+    admin.pages["/drained"] = 503, json.dumps({"error": {"message": "many wait already"}}).encode()
+    assert main(["drain", "--wait", "1s", "--admin", admin.address]) == 1
+    assert capsys.readouterr().err.endswith("refused with 503: many wait already\n")
+
+
+def test_a_sidecar_that_hangs_has_not_drained(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchange(address: Listen, method: str, path: str, *rest: object, **kwargs: object) -> tuple[int, bytes]:
+        if path == "/drain":
+            return 202, b"{}"
+        raise operate.Unanswered("no sidecar answers: timed out") from TimeoutError()
+
+    monkeypatch.setattr(operate, "exchange", exchange)
+    assert main(["drain", "--wait", "1s", "--admin", admin.address]) == 1
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--wait", "soon"], 2), ([], 1)])

@@ -14,7 +14,6 @@ from sidecar.adapters import TRANSLATORS
 from sidecar.admin.routes import ORDERS
 from sidecar.admin.routes import STATUS as STATUS_OF
 from sidecar.admin.update import UpdateDocument
-from sidecar.cli import _parser
 from sidecar.core.hot_update import DEADLINES
 from sidecar.core.hot_update import Phase as UpdatePhase
 from sidecar.core.table import Phase
@@ -28,6 +27,7 @@ from sidecar.telemetry.shapes import RequestLine
 from sidecar.txlog.codec import Record
 from sidecar.txlog.connect import WORDS
 from sidecar.txlog.store import Verdict
+from sidecar.verbs.tree import tree
 from tests.checks.drift import ROOT
 
 DOCS = ROOT / "docs"
@@ -179,7 +179,7 @@ def test_every_member_of_an_update_is_explained() -> None:
 
 def test_every_verb_is_in_the_readme() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    for verb in verbs(_parser()):
+    for verb in verbs(tree()):
         group, _, action = verb.partition(" ")
         assert any(f"`sidecar {group}" in line and re.search(rf"\b{action}\b", line) for line in lines), verb
 

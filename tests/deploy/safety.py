@@ -7,13 +7,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sidecar.cli import _parser
 from sidecar.inject import names
 from sidecar.inject.container import CUT_S
 from sidecar.inject.names import ISTIO_USER, NAME, POLICY_PATH, RUN_PATH, RUN_VOLUME, SOCKET
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.load import load, with_upstreams
 from sidecar.settings import Settings, UsageError, from_arguments
+from sidecar.verbs.tree import tree
 from tests.deploy.objects import Object, called, containers, of_kind, pods, seconds
 
 Check = Callable[[list[Object]], Iterator[str]]
@@ -196,14 +196,14 @@ def _env(container: Object) -> dict[str, str]:
 
 def _told(container: Object) -> Settings | argparse.Namespace:
     """What the sidecar's program would make of a container; UsageError or SystemExit where it would not start."""
-    arguments = _parser().parse_args(container.get("args") or [])
+    arguments = tree().parse_args(container.get("args") or [])
     verb = (container.get("args") or [""])[0]
     return from_arguments(arguments, _env(container)) if verb in ("run", "demo") else arguments
 
 
 def _variables() -> set[str]:
     """Variables that `sidecar run` reads: those of its flags, and those that have none."""
-    run = _parser().parse_args(["run"])
+    run = tree().parse_args(["run"])
     flags = {f"SIDECAR_{name.upper()}" for name in vars(run) if name != "verb"}
     alone = {
         "SIDECAR_CONTROL_TOKEN",
@@ -237,7 +237,7 @@ def settings(objects: list[Object]) -> Iterator[str]:
             hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec", {}).get("command") or [""]
             if hook[0] == "sidecar":
                 try:
-                    _parser().parse_args(hook[1:])
+                    tree().parse_args(hook[1:])
                 except SystemExit:
                     yield f"{where}.lifecycle.preStop: {hook} is no command of the sidecar's"
 
