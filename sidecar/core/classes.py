@@ -28,7 +28,15 @@ import msgspec
 
 from sidecar.policy.schema import DEFAULT_CLASS, QosMatch, QosPolicy
 from sidecar.wire.headers import Line
-from sidecar.wire.shapes import decode_modal, decode_modalities, decode_parts, decode_text, decode_turns
+from sidecar.wire.shapes import (
+    ModalBody,
+    WholeBody,
+    decode_modal,
+    decode_modalities,
+    decode_parts,
+    decode_text,
+    decode_turns,
+)
 
 MAX_TEXT: Final = 1024  # a thousand names of models fit; 64 KiB against a glob of 256 characters are 20 ms
 MAX_ITEMS: Final = 64  # of a claim such as `groups`
@@ -229,28 +237,33 @@ class _Match:
         return bool(self._way) and _claim_fits(_along(claims, self._way), self.value)
 
 
-def modality_of(path: bytes, model: str, body: bytes) -> str:
+def modality_of(path: bytes, model: str, body: bytes, whole: WholeBody | None = None) -> str:
     """`voice`, `code` or `text`. `body` may be anything; one that no decoder takes is judged by path and model alone.
 
     voice: a path of audio, or an answer that shall be spoken, or a prompt with audio in it. code: a completion that
-    fills in the middle (`suffix`), or a model that is named after code.
+    fills in the middle (`suffix`), or a model that is named after code. `whole`: the same body, where it is decoded
+    already (`Call.whole`).
     """
     if path.startswith(VOICE_PATHS) or path == VOICE_PATH:
         return "voice"
-    guess = _modality_of_body(path, body)
+    guess = _modality_of_body(path, body, whole)
     if guess:
         return guess
     return "code" if _CODE.search(model[:MAX_TEXT]) is not None else "text"
 
 
-def _modality_of_body(path: bytes, body: bytes) -> str:
+def _modality_of_body(path: bytes, body: bytes, whole: WholeBody | None) -> str:
     size = len(body)
     if size > MAX_BODY or (size > MAX_OBJECTS and body.count(b"{") > MAX_OBJECTS):
         return ""
-    try:
-        parsed = decode_modal(body)
-    except (msgspec.MsgspecError, RecursionError):
-        return ""
+    parsed: ModalBody | WholeBody
+    if whole is not None:
+        parsed = whole
+    else:
+        try:
+            parsed = decode_modal(body)
+        except (msgspec.MsgspecError, RecursionError):
+            return ""
     if _is_spoken(parsed.modalities) or _has_audio(parsed.messages) or _has_audio(parsed.input):
         return "voice"
     suffix = memoryview(parsed.suffix)

@@ -200,6 +200,8 @@ class Arrival(Closing):
             model = call.model if call is not None else ""
             budgets = ledger.budgets(who.tenant, model) if ledger.any else ()
             if not budgets and (service.gate is None or not self._takes_turn()):
+                if call is not None:
+                    call.whole = None  # it holds the body
                 return self._serve()
             self._admission = admission = Admission(self._class_of(model), budgets)
         now = pipeline.clock()
@@ -211,7 +213,10 @@ class Arrival(Closing):
 
     def _class_of(self, model: str) -> QosClass:
         request, who, classes = self._request, self._who, self._pipeline.fleet.classes
-        modality = modality_of(request.path, model, request.body) if classes.reads_modality else ""
+        modality = ""
+        if classes.reads_modality:
+            call = self._call
+            modality = modality_of(request.path, model, request.body, call.whole if call is not None else None)
         return classes.classify(who.qos, request.headers, who.claims, request.path, model, who.tenant, modality)
 
     def _counted(self, service: ServiceState, admission: Admission, now: float) -> bool:
@@ -222,7 +227,8 @@ class Arrival(Closing):
             return True
         time_s = 0.0 if admission.hurried else min(COUNT_S, admission.qos.sla_s * COUNT_PART + self.started_at - now)
         body = self._request.body
-        prompt = admission.prompt or (prompt_of(body) if len(body) <= LOOK_BYTES else body)
+        prompt = admission.prompt or (prompt_of(body, call.whole) if len(body) <= LOOK_BYTES else body)
+        call.whole = None  # nobody looks at it any more, and it holds the body
         counted = pipeline.counter.count(service.name, call.model, prompt, time_s, self)
         if counted is None:
             admission.prompt = prompt
@@ -468,7 +474,7 @@ class Arrival(Closing):
         call, body = self._call, self._request.body or self._kept
         if self._mark or call is None or not body:
             return self._mark
-        prompt = prompt_of(body)
+        prompt = prompt_of(body, call.whole)
         self._prompt_bytes = len(prompt)
         if anew or suspects.as_long(len(prompt), now):
             self._mark = suspects.mark(call.model, prompt)

@@ -1,9 +1,9 @@
 """What a request asks for: which API it speaks, and the few body fields that routing and limits read.
 
-The body is decoded once into a typed struct; everything else in it is skipped, neither built nor judged: the engine
-is the judge of its own fields. For the fields that we do read we take what engines take (pydantic's lax mode: `"5"`
-and `5.0` are integers, `"true"` and `1` are booleans), because a sidecar that is stricter than its engine breaks
-clients that work.
+The body is decoded once into a typed struct, with the prompt and what tells the modality as raw bytes; everything else
+in it is skipped, neither built nor judged: the engine is the judge of its own fields. For the fields that we do read we
+take what engines take (pydantic's lax mode: `"5"` and `5.0` are integers, `"true"` and `1` are booleans), because a
+sidecar that is stricter than its engine breaks clients that work.
 """
 
 from enum import StrEnum
@@ -14,7 +14,7 @@ import msgspec
 
 from sidecar.kernel.errors import Reason, SidecarError
 from sidecar.wire.lenient import read_as
-from sidecar.wire.shapes import CallBody, Number, decode_call, decode_metadata, decode_text
+from sidecar.wire.shapes import CallBody, Number, WholeBody, decode_call, decode_metadata, decode_text
 
 
 class Api(StrEnum):
@@ -70,10 +70,12 @@ def api_of(method: bytes, path: bytes) -> Api | None:
 class Call:
     """What a body asks for. `model` and `user` are empty where it names none; `n` is answers per prompt, >= 1.
 
-    `max_tokens` is the ceiling of the answer in the engine's tokens, None where the engine's default holds.
+    `max_tokens` is the ceiling of the answer in the engine's tokens, None where the engine's default holds. `whole` is
+    the body as it was decoded, for who reads more of it; None where only Python reads it. It holds the body's bytes:
+    whoever lets go of them sets it to None.
     """
 
-    __slots__ = ("api", "max_tokens", "model", "n", "stream", "user")
+    __slots__ = ("api", "max_tokens", "model", "n", "stream", "user", "whole")
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class Call:
         user: str,
         max_tokens: int | None,
         n: int,
+        whole: WholeBody | None = None,
     ) -> None:
         self.api = api
         self.model = model
@@ -90,6 +93,7 @@ class Call:
         self.user = user
         self.max_tokens = max_tokens
         self.n = n
+        self.whole = whole
 
 
 _TRUE: Final = frozenset({"true", "1", "on", "t", "y", "yes"})
@@ -102,8 +106,10 @@ def read_call(api: Api, body: bytes) -> Call:
     Raises `SidecarError` (`BAD_REQUEST`, downstream) on what is no JSON object, or where a field that we read has a
     type that no engine takes; its detail names the field.
     """
+    parsed: CallBody
+    whole: WholeBody | None = None
     try:
-        parsed = decode_call(body)
+        parsed = whole = decode_call(body)
     except msgspec.ValidationError as exc:
         raise _bad(_wording(exc)) from exc
     except msgspec.DecodeError as exc:
@@ -123,6 +129,7 @@ def read_call(api: Api, body: bytes) -> Call:
         _user(api, parsed),
         _limit(api, parsed),
         1 if n is None or n < 1 else n,
+        whole,
     )
 
 

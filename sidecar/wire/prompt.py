@@ -10,21 +10,26 @@ from typing import Final
 import msgspec
 
 from sidecar.wire.lenient import read_as
-from sidecar.wire.shapes import AnswersBody, decode_answers, decode_prompt, decode_raws
+from sidecar.wire.shapes import AnswersBody, PromptBody, WholeBody, decode_answers, decode_prompt, decode_raws
 
 MOST_COUNTED: Final = 4096
 """Prompts in a list that are counted one by one; of more, the marks that they begin with: millions fit into a body."""
 
 
-def prompt_of(body: bytes) -> bytes:
+def prompt_of(body: bytes, whole: WholeBody | None = None) -> bytes:
     """What the model is to read: messages, prompt or input, with the standing orders and the tools beside it.
 
-    The whole body where none of these is there, or where it is no JSON that the fast decoder takes.
+    The whole body where none of these is there, or where it is no JSON that the fast decoder takes. `whole`: the same
+    body, where it is decoded already (`Call.whole`).
     """
-    try:
-        parsed = decode_prompt(body)
-    except (msgspec.DecodeError, RecursionError):
-        return body
+    parsed: PromptBody | WholeBody
+    if whole is not None:
+        parsed = whole
+    else:
+        try:
+            parsed = decode_prompt(body)
+        except (msgspec.DecodeError, RecursionError):
+            return body
     found = [
         bytes(raw)
         for raw in (parsed.messages, parsed.prompt, parsed.input, parsed.system, parsed.instructions)

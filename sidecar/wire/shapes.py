@@ -36,6 +36,20 @@ class CallBody(msgspec.Struct, frozen=True, gc=False):
     metadata: msgspec.Raw = msgspec.Raw()
 
 
+class WholeBody(CallBody, frozen=True, gc=False):
+    """The same with all of `PromptBody` and `ModalBody`: who reads these does not look through the body again."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    modalities: msgspec.Raw = msgspec.Raw()
+    suffix: msgspec.Raw = msgspec.Raw()
+
+
 class PromptBody(msgspec.Struct, frozen=True, gc=False):
     """What the model is to read, of a request of any API."""
 
@@ -46,6 +60,14 @@ class PromptBody(msgspec.Struct, frozen=True, gc=False):
     instructions: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     functions: msgspec.Raw = msgspec.Raw()
+
+
+class AnswersBody(msgspec.Struct, frozen=True, gc=False):
+    """What of a request tells how many answers it asks for, beside `n`."""
+
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    best_of: object = None
 
 
 class ModalBody(msgspec.Struct, frozen=True, gc=False):
@@ -62,14 +84,6 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
     type: msgspec.Raw = msgspec.Raw()
     content: msgspec.Raw = msgspec.Raw()
-class AnswersBody(msgspec.Struct, frozen=True, gc=False):
-    """What of a request tells how many answers it asks for, beside `n`."""
-
-    prompt: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    best_of: object = None
-
-
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
@@ -208,8 +222,10 @@ class OtherEvent(msgspec.Struct, frozen=True, gc=False, rename={"kind": "object"
     meta_info: object = None
 
 
-decode_call = msgspec.json.Decoder(CallBody).decode
+decode_call = msgspec.json.Decoder(WholeBody).decode
 decode_prompt = msgspec.json.Decoder(PromptBody).decode
+decode_answers = msgspec.json.Decoder(AnswersBody).decode
+decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_text = msgspec.json.Decoder(str).decode
 decode_metadata = msgspec.json.Decoder(Metadata).decode
 decode_modal = msgspec.json.Decoder(ModalBody).decode
@@ -221,5 +237,3 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_response = msgspec.json.Decoder(ResponseEvent).decode
 decode_message = msgspec.json.Decoder(MessageEvent).decode
 decode_other = msgspec.json.Decoder(OtherEvent).decode
-decode_answers = msgspec.json.Decoder(AnswersBody).decode
-decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.classes import MAX_ITEMS, MAX_TEXT, Classes, QosClass, modality_of
+from sidecar.kernel.errors import SidecarError
 from sidecar.policy.load import load
 from sidecar.policy.schema import QosMatch, QosPolicy, Seconds
+from sidecar.wire.call import Api, read_call
 from sidecar.wire.headers import PASSED, Line
 
 MESH = b"""
@@ -407,6 +409,11 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}
 )
 def test_a_modality_is_guessed_from_path_model_and_body(path: bytes, model: str, content: bytes, modality: str) -> None:
     assert modality_of(path, model, content) == modality
+    try:
+        whole = read_call(Api.CHAT, content).whole
+    except SidecarError:
+        return
+    assert modality_of(path, model, content, whole) == modality
 
 
 @given(st.binary(max_size=40), st.text(max_size=10), st.binary(max_size=60) | st.text(max_size=40).map(str.encode))

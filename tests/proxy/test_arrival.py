@@ -74,6 +74,16 @@ def test_who_finds_no_room_waits_and_is_served_when_somebody_left() -> None:
     assert waits == [None, 0.0] and [record.qos for record in bench.recorder.requests] == ["text", "text"]
 
 
+@pytest.mark.parametrize("make", [gated, Bench], ids=["counted", "not counted"])
+def test_a_body_is_not_held_once_it_is_known_what_it_asks_for(make: Callable[[], Bench]) -> None:
+    bench = make()
+    client = bench.begin(asked())
+    assert client.exchange is not None and client.exchange._call is not None
+    assert client.exchange._call.whole is None
+    serves(bench.link)
+    assert client.ended
+
+
 def test_the_higher_class_goes_first() -> None:
     bench = gated()
     bench.begin(asked("batch"))

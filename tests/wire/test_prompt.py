@@ -2,6 +2,8 @@
 
 import pytest
 
+from sidecar.kernel.errors import SidecarError
+from sidecar.wire.call import Api, read_call
 from sidecar.wire.prompt import MOST_COUNTED, answers_of, prompt_of
 
 MESSAGES = b'[{"role":"user","content":"hi, \\"you\\""}]'
@@ -28,6 +30,11 @@ MESSAGES = b'[{"role":"user","content":"hi, \\"you\\""}]'
 )
 def test_prompt_is_what_the_model_reads_as_it_was_written(body: bytes, prompt: bytes) -> None:
     assert prompt_of(body) == prompt
+    try:
+        whole = read_call(Api.CHAT, body).whole
+    except SidecarError:
+        return
+    assert prompt_of(body, whole) == prompt
 
 
 def test_prompt_does_not_keep_its_body() -> None:
