@@ -8,9 +8,9 @@
    been pointed here by its owner (DNS rebinding).
 """
 
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from sidecar.policy.address import names_loopback
 from sidecar.wire.peer import FORWARDED as FORWARDED
 from sidecar.wire.peer import is_this_machine
 
@@ -30,20 +30,10 @@ def why_not(peer: object, unix: bool, forwarded: bool, origin: str | None, asked
     return ""
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an IP address, perhaps an IPv4 one in IPv6 form or with a zone, is this machine's loopback."""
-    try:
-        ip = ip_address(address)
-    except ValueError:
-        return False
-    mapped = ip.ipv4_mapped if ip.version == 6 else None
-    return (mapped or ip).is_loopback
-
-
 def names_this_machine(url: str) -> bool:
     """Whether a URL's host is `localhost` or a loopback address."""
     try:
         host = urlsplit(url).hostname or ""
     except ValueError:
         return False
-    return host == "localhost" or is_loopback(host)
+    return names_loopback(host)

@@ -19,7 +19,7 @@ from sidecar.proxy.exchange import Exchange
 from sidecar.proxy.pipeline import Pipeline
 from sidecar.proxy.request import Request
 from sidecar.wire.headers import chunk_line, length_line
-from sidecar.wire.peer import is_loopback
+from sidecar.wire.peer import came_by_loopback
 from sidecar.wire.refusal import refusal_answer
 
 # Bytes of requests that a client may send ahead of its turn before we stop reading it.
@@ -117,7 +117,7 @@ class ClientConnection:
         self._connections.add(self)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
-        self.loopback = is_loopback(peer, transport.get_extra_info("sockname"))
+        self.loopback = came_by_loopback(peer, transport.get_extra_info("sockname"))
         self._heard_at = self._clock()
         self._timer = self._loop.call_later(self._pipeline.idle_client_s(), self._on_timer)
 

@@ -104,9 +104,19 @@ def _web(url: str, forms: str) -> tuple[Literal["http", "https"], str, int, str]
     return ("https" if scheme == "https" else "http"), parse_host(host), number, rest
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host of `Address` is this machine."""
-    return host in ("localhost", "::1") or (host.startswith("127.") and _IPV4.fullmatch(host) is not None)
+def names_loopback(host: str) -> bool:
+    """Whether a URL's host, lower case and without brackets, is loopback: `localhost`, 127.0.0.0/8, ::1, or one of
+    these IPv4 addresses in IPv6's form. A zone is no part of what is asked.
+
+    It is asked what somebody wrote, not who has connected: that is `wire.peer`'s to say.
+    """
+    if ":" in host:
+        try:
+            ip = ipaddress.IPv6Address(host.partition("%")[0])
+        except ValueError:
+            return False
+        return (ip.ipv4_mapped or ip).is_loopback
+    return host == "localhost" or (host.startswith("127.") and _IPV4.fullmatch(host) is not None)
 
 
 def is_local(url: str) -> bool:
@@ -115,7 +125,7 @@ def is_local(url: str) -> bool:
         address = parse_url(url)
     except ValueError:
         return False
-    return address.scheme == "unix" or is_loopback(address.host)
+    return address.scheme == "unix" or names_loopback(address.host)
 
 
 @lru_cache(KEPT)

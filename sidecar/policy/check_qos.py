@@ -6,7 +6,7 @@ not what it seems is a warning: most of it is a promise to somebody whom nothing
 
 from collections.abc import Callable, Iterator
 
-from sidecar.policy.address import is_loopback, parse_page
+from sidecar.policy.address import names_loopback, parse_page
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.errors import Fault, Step
 from sidecar.policy.schema import (
@@ -194,7 +194,7 @@ def _identity_warnings(
         if read[written] and sources != getattr(usual, name) and claims and not reads_tokens(identity):
             add(f"identity.{written}: jwt_claim {claims[0]} is never read while identity.jwt.issuers is empty")
     for index, provider in enumerate(jwt.providers):
-        if provider.jwks_url.startswith("http:") and not is_loopback(parse_page(provider.jwks_url).host):
+        if provider.jwks_url.startswith("http:") and not names_loopback(parse_page(provider.jwks_url).host):
             add(
                 f"identity.jwt.providers[{index}]: the keys of {provider.issuer} come over http://: whoever is on the "
                 "way can put in his own, and make tokens"

@@ -322,7 +322,7 @@ class NoCounter:
 class Client(Protocol):
     """The client's side of one request: the reply, with back-pressure. Implemented by downstream.
 
-    `loopback`: it is a peer on this machine (`wire.peer.is_loopback`).
+    `loopback`: it is a peer on this machine (`wire.peer.came_by_loopback`).
     """
 
     peer: str

@@ -1,8 +1,8 @@
 """Who is at the other end of a connection, as far as an address and what proxies leave on a request can tell.
 
 `127.0.0.1` and `::1` are this machine; the rest of loopback is not: a mesh's proxy in the pod hands on what the world
-asks from 127.0.0.6. What only the pod's own proxy may say is believed from all of it (`is_loopback`), since the kernel
-takes none of its addresses from a network.
+asks from 127.0.0.6. What only the pod's own proxy may say is believed from all of it (`came_by_loopback`), since the
+kernel takes none of its addresses from a network. What a URL names is another question: `policy.address`.
 """
 
 from ipaddress import ip_address
@@ -23,8 +23,8 @@ def is_this_machine(address: str) -> bool:
     return (mapped or ip) in _THIS_MACHINE
 
 
-def is_loopback(peername: object, sockname: object) -> bool:
-    """Whether a connection comes over loopback or a unix socket, by its two addresses as transports tell them.
+def came_by_loopback(peername: object, sockname: object) -> bool:
+    """Whether a connection comes over loopback, all of it, or a unix socket, by its addresses as transports tell them.
 
     `sockname` tells of a unix socket, and not that there is no peer: a client that has reset its connection has no
     address any more either, and what it sent before can still be read.

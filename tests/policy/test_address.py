@@ -10,7 +10,7 @@ from sidecar.policy.address import (
     Address,
     endpoint_key,
     is_local,
-    is_loopback,
+    names_loopback,
     parse_page,
     parse_url,
 )
@@ -184,10 +184,23 @@ def test_any_text_is_a_page_or_a_value_error(url: str) -> None:
         ("http://10.0.0.1", False),
         ("http://[::2]", False),
         ("http://127.example.com", False),
+        ("http://[::ffff:127.0.0.1]", True),
+        ("http://[::ffff:7f09:1]", True),
+        ("http://[::ffff:10.0.0.7]", False),
+        ("http://[::1%lo]", True),
+        ("http://[fe80::1%lo]", False),
+        ("http://[::6]", False),
+        ("http://0.0.0.0", False),
+        ("http://[::]", False),
     ],
 )
 def test_this_machine_is_told_from_others(url: str, near: bool) -> None:
-    assert is_loopback(parse_url(url).host) is near
+    assert names_loopback(parse_url(url).host) is near
+
+
+@pytest.mark.parametrize("host", ["", ":", "127.0.0.1.evil.example", "127.0.0.256", "127.1", "[::1]", "LOCALHOST"])
+def test_what_is_no_host_of_an_address_is_nobody_s_loopback(host: str) -> None:
+    assert not names_loopback(host)
 
 
 @pytest.mark.parametrize(

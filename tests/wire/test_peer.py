@@ -1,6 +1,6 @@
 import pytest
 
-from sidecar.wire.peer import is_loopback, is_this_machine
+from sidecar.wire.peer import came_by_loopback, is_this_machine
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0:0:0:0:0:0:0:1"])
@@ -29,7 +29,7 @@ def test_others(address: str) -> None:
     ],
 )
 def test_over_loopback(peername: object, sockname: object) -> None:
-    assert is_loopback(peername, sockname)
+    assert came_by_loopback(peername, sockname)
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_over_loopback(peername: object, sockname: object) -> None:
     ],
 )
 def test_from_elsewhere(peername: object, sockname: object) -> None:
-    assert not is_loopback(peername, sockname)
+    assert not came_by_loopback(peername, sockname)
