@@ -1,7 +1,8 @@
 """`sidecar inject`: manifests from files in, with the sidecar in their pods out.
 
 Everything is read before anything is written, and a file is replaced in one step, so `-o` may be the file that is read.
-Warnings and problems go to standard error; where there is a problem nothing is written, and the exit code is 1.
+Warnings and problems go to standard error; where there is a problem nothing is written, and the exit code is 1. To have
+read no object at all is one, as it is to kubectl: what came before in the pipe has failed.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from sidecar import installed
 from sidecar.inject.documents import Told, injected, uninjected
 from sidecar.inject.names import NAME
 from sidecar.inject.pod import MAX_DRAIN_S, Defaults
+from sidecar.inject.tree import chunks, compose
 from sidecar.policy.duration import parse_seconds
 from sidecar.settings import UsageError
 
@@ -37,6 +39,9 @@ def inject(arguments: argparse.Namespace) -> int:
     for problem in outcome.problems:
         _say("", problem)
     if outcome.problems:
+        return FAILED
+    if not outcome.pods and all(map(_is_empty, outcome.texts)):
+        print(f"sidecar inject: no object in {', '.join(name for name, _ in files)}", file=sys.stderr)
         return FAILED
     _write(arguments.output, joined(outcome.texts))
     return OK
@@ -90,6 +95,12 @@ def _read(name: str) -> str:
         return data.decode()
     except UnicodeDecodeError as exc:
         raise UsageError(f"-f: {name} is not UTF-8: byte 0x{data[exc.start]:02x} at {exc.start}") from exc
+
+
+def _is_empty(text: str) -> bool:
+    """Whether there is nothing in a file but comments, empty documents and words, as of an error page."""
+    roots = [compose(part) for part in chunks(text)]
+    return not any(isinstance(root.value, dict | list) and root.value for root in roots if root is not None)
 
 
 def _write(name: str, text: str) -> None:

@@ -63,6 +63,31 @@ def test_documents_stay_apart(texts: tuple[str, ...], stream: str) -> None:
     assert joined(texts) == stream
 
 
+@pytest.mark.parametrize("flags", [[], ["--uninject"]], ids=["inject", "uninject"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "# nothing yet\n", "---\n", "---\n# a\n---\n# b\n", "null\n", "404 page not found\n", "{}\n", "[]\n"],
+)
+def test_where_no_object_comes_in_nothing_goes_out_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, flags: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    out = tmp_path / "out.yaml"
+    path = written(tmp_path, text, "empty.yaml")
+    assert main(["inject", *flags, "-f", "-", "-f", str(path), "-o", str(out)]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"sidecar inject: no object in stdin, {path}\n")
+    assert not out.exists()
+
+
+def test_an_empty_file_beside_one_that_is_not_is_nothing_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = written(tmp_path, "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n", "s.yaml")
+    assert main(["inject", "-f", str(service), "-f", str(written(tmp_path, "# later\n", "e.yaml"))]) == 0
+    assert capsys.readouterr().out.startswith("apiVersion: v1\nkind: Service\n")
+
+
 def test_what_is_wrong_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, f"{POD}  hostNetwork: true\n---\n{POD}  volumes: [{{name: llm-sidecar-run}}]\n")
     out = tmp_path / "out.yaml"
