@@ -31,6 +31,7 @@ class Process:
         while line := await self._process.stdout.readline():
             self.lines.append(line.decode(errors="replace").rstrip("\n"))
             self._news.set()
+        await self._process.wait()  # or who waits for a line sees no end and waits on
         self._news.set()
 
     @property

@@ -18,6 +18,7 @@ from sidecar.kernel.exchange import ResponseHead
 from sidecar.proxy.exchange import Exchange
 from sidecar.proxy.pipeline import Pipeline
 from sidecar.proxy.request import Request
+from sidecar.proxy.watchdog import grace_s
 from sidecar.wire.headers import chunk_line, length_line
 from sidecar.wire.peer import came_by_loopback
 from sidecar.wire.refusal import refusal_answer
@@ -53,6 +54,7 @@ class ClientConnection:
         "_length_promised",
         "_linger_left",
         "_lingering",
+        "_listening",
         "_looking",
         "_loop",
         "_parser",
@@ -98,6 +100,7 @@ class ClientConnection:
         self._paused_size = 0
         self._ahead = 0
         self._looking = False
+        self._listening = False  # our loop stood still: what the client said meanwhile is read first
         self._reading = True
         self._upload_paused = False
         self._pumping = False
@@ -433,6 +436,11 @@ class ClientConnection:
     def _on_timer(self) -> None:
         # One lazy timer per connection: it fires at most one idle period from now and looks at what is due.
         now = self._clock()
+        grace = 0.0 if self._timer is None or self._listening else grace_s(now - self._timer.when())
+        self._listening = grace > 0.0
+        if self._listening:
+            self._timer = self._loop.call_at(now + grace, self._on_timer)
+            return
         idle_s = self._pipeline.idle_client_s()
         due = now + idle_s
         request = self._request

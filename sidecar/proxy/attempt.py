@@ -44,9 +44,6 @@ close idle connections silently, and the reset comes within a round trip. Later,
 ERROR_GRACE_S: Final = 0.1
 """After an error event before any token, an engine ends its stream at once; one that does not is not waited for."""
 
-STALLED_S: Final = 0.1
-"""A look that comes so much too late: our loop stood still, and what it has not read yet may be the token."""
-
 _EVENT_STREAM: Final = b"text/event-stream"
 
 
@@ -665,9 +662,7 @@ class Attempt:
         self._slot = 0
         if self.phase is _DONE:
             return  # ended while this round of looks was under way
-        if now >= self._late_at + STALLED_S:
-            self._late_at = now  # late in the next slot, if it is
-        elif now >= self._late_at:
+        if now >= self._late_at:
             self._late_at = inf
             reader = self.reader
             said_all = reader is not None and (reader.terminal or reader.error is not None)

@@ -3,6 +3,11 @@
 A timer of the loop costs a request more than a breaker does, and nearly all are cancelled unused. Here a deadline is
 an entry in a set, one set per `SLOT_S` of time, and the loop has one timer, for the earliest set. A deadline may be
 seen up to `SLOT_S` late, never early.
+
+A process that was not run for a while (a cgroup out of its CPU time, a machine that is moved, SIGSTOP) heard nobody
+meanwhile, and its loop comes to its timers before it reads: the silence was its own. What is due then is looked at
+only after as much time again as it was not run, `GRACE_S` at most: then all is read that came meanwhile, and an engine
+that stood still together with it has had its turn.
 """
 
 import asyncio
@@ -13,7 +18,20 @@ from typing import Final, Protocol
 SLOT_S: Final = 0.02
 """Deadlines are tens of milliseconds at the very least, and 50 wake-ups a second cost nothing."""
 
+HELD_S: Final = 0.1
+"""A timer that comes so much too late: our loop stood still."""
+
+GRACE_S: Final = 1.0
+
 _PER_S: Final = 1 / SLOT_S
+
+
+def grace_s(late_s: float) -> float:
+    """How long to listen before anything that came due is believed, by how late its timer is: 0.0 for a loop that ran.
+
+    Once per deadline: a loop that never keeps its time would otherwise wait for ever.
+    """
+    return min(late_s, GRACE_S) if late_s >= HELD_S else 0.0
 
 
 class Timers(Protocol):
@@ -34,7 +52,7 @@ class Watched(Protocol):
 class Watchdog:
     """Who is to be looked at, and when."""
 
-    __slots__ = ("_looked", "_order", "_slots", "_timer", "_timer_slot", "_timers")
+    __slots__ = ("_grace_slot", "_looked", "_order", "_slots", "_timer", "_timer_at", "_timer_slot", "_timers")
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
@@ -42,6 +60,8 @@ class Watchdog:
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
+        self._timer_at = 0.0  # when it can come, which is later than its slot for what was late when it was set
+        self._grace_slot = -1  # where a grace ends, or ended
         self._looked = 0
 
     def __len__(self) -> int:
@@ -57,7 +77,7 @@ class Watchdog:
         if there is None:
             self._slots[slot] = {watched}
             heappush(self._order, slot)
-            if self._timer is None or slot < self._timer_slot:
+            if self._timer is None or (slot < self._timer_slot and self._timer_slot != self._grace_slot):
                 self._arm(slot)
         else:
             there.add(watched)
@@ -73,12 +93,18 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_slot = slot
+        self._timer_at = max(slot / _PER_S, self._timers.time())
         self._timer = self._timers.call_at(slot / _PER_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         # The loop's timers count whole milliseconds and may come that much early: it is the slot's time all the same.
         now = max(self._timers.time(), self._timer_slot / _PER_S)
+        grace = grace_s(now - self._timer_at)
+        if grace > 0.0 and self._timer_slot != self._grace_slot:
+            self._grace_slot = int((now + grace) * _PER_S) + 1
+            self._arm(self._grace_slot)
+            return
         self._looked = current = max(int(now * _PER_S), self._timer_slot)
         order = self._order
         try:

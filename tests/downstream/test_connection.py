@@ -16,6 +16,7 @@ from sidecar.kernel.errors import Reason
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Service
 from sidecar.proxy.attempt import HELD_BYTES
+from sidecar.proxy.watchdog import GRACE_S
 from tests.clock import Clock
 from tests.harness import request
 from tests.proxy.bench import TOTAL_S, Bench, garbage_of, service
@@ -216,6 +217,32 @@ def test_a_held_body_that_stops_coming_is_answered_with_408() -> None:
     assert statuses(desk.written) == [408]
     desk.leaves()
     desk.check_let_go()
+
+
+@pytest.mark.parametrize("began", [b"", request()[:-1], chat()[:-1]], ids=["idle", "half a head", "half a body"])
+def test_what_a_client_said_while_the_loop_stood_still_is_heard(began: bytes) -> None:
+    desk = Desk()
+    desk.sends(began)
+    desk.clock.now += IDLE_S + 5.0
+    desk.clock.advance(0.0)
+    assert not desk.transport.is_closing() and desk.written == b""
+    whole = chat() if began and chat().startswith(began) else request()
+    desk.sends(whole[len(began) :])
+    answers(desk.link)
+    assert statuses(desk.written) == [200]
+
+
+@pytest.mark.parametrize("began", [b"", request()[:-1], chat()[:-1]], ids=["idle", "half a head", "half a body"])
+@pytest.mark.parametrize("holds", [1, 2, 3])
+def test_a_client_silent_after_the_loop_stood_still_is_out_of_time(began: bytes, holds: int) -> None:
+    desk = Desk()
+    desk.sends(began)
+    for _ in range(holds):
+        desk.clock.now += IDLE_S + 5.0
+        desk.clock.advance(0.0)
+    desk.clock.advance(GRACE_S + 0.01)
+    assert statuses(desk.written) == ([] if began == b"" else [408])
+    assert desk.transport.closed or began != b""
 
 
 def test_an_upload_that_stops_coming_is_cut_and_its_node_is_not_charged() -> None:

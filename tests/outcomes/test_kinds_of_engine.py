@@ -26,13 +26,15 @@ TEMPLATE = str(Path(__file__).parents[2] / "sidecar" / "demo" / "chat_template.j
 TOKENS = 9
 SHORT = msgspec.structs.replace(PATIENT, head_s=Seconds(1), first_token_s=Seconds(1), total_s=Seconds(30))
 STALLED_S = 0.5
-"""The gap of a stream that is meant to stall; where none is, one that is well may be kept waiting by the machine."""
+"""The gap of a stream that is meant to stall."""
+PATIENT_S = 10.0
+"""Where none is, one that is well may be kept waiting by the machine."""
 Sick = Literal["triton", "deepspeed"]
 EARLY = [kind for kind in Kind if kind not in (Kind.SLOW, Kind.SLOW_DRIP)]
 
 
 @asynccontextmanager
-async def three(sick: EngineName, fault: Fault, token_gap_s: float = 10.0) -> AsyncIterator[Sidecar]:
+async def three(sick: EngineName, fault: Fault, token_gap_s: float = PATIENT_S) -> AsyncIterator[Sidecar]:
     """A sidecar before one engine of each kind, of which `sick` fails every other request."""
     async with AsyncExitStack() as stack:
         endpoints = []
@@ -85,7 +87,8 @@ async def test_what_fails_before_it_said_anything_is_noticed_by_nobody(sick: Sic
 @pytest.mark.parametrize("kind", sorted(MID_STREAM))
 @pytest.mark.parametrize("sick", ["triton", "deepspeed"])
 async def test_what_fails_in_the_middle_never_looks_whole(sick: Sick, kind: Kind) -> None:
-    async with three(sick, Fault(kind, after=4, share=0.9), STALLED_S) as proxy:
+    gap_s = STALLED_S if kind is Kind.STALL else PATIENT_S
+    async with three(sick, Fault(kind, after=4, share=0.9), gap_s) as proxy:
         ends = [end for _ in range(5) for end in await many(proxy)]
     assert {what for stream, what in ends if not stream} == {"whole"}
     assert len({what for stream, what in ends if stream}) == 2

@@ -12,7 +12,7 @@ from sidecar.kernel.outcome import Ending
 from sidecar.policy.schema import Deadlines
 from sidecar.proxy.attempt import HELD_BYTES, STALE_S, TRANSITIONS, Attempt, Phase
 from sidecar.proxy.request import Request
-from sidecar.proxy.watchdog import SLOT_S, Watchdog
+from sidecar.proxy.watchdog import GRACE_S, SLOT_S, Watchdog
 from sidecar.wire.call import Call, read_call
 from tests.clock import Clock
 from tests.harness import request
@@ -348,6 +348,36 @@ def test_what_comes_just_in_time_moves_the_deadline(
     assert stage.ending in (None, Ending.COMPLETE)
 
 
+@pytest.mark.parametrize(("start", "act", "after_s"), [case[1:] for case in ALIVE], ids=[case[0] for case in ALIVE])
+def test_what_was_in_the_socket_when_the_loop_stood_still_is_in_time(
+    start: Callable[[], Stage], act: Callable[[Stage], object], after_s: float
+) -> None:
+    stage = start()
+    stage.clock.now += after_s + 5.0
+    stage.clock.advance(0.0)
+    act(stage)
+    stage.clock.advance(2 * SLOT_S)
+    assert stage.ending in (None, Ending.COMPLETE)
+
+
+@pytest.mark.parametrize(
+    ("start", "act", "after_s", "ending"),
+    [case[1:] for case in DEADLINED],
+    ids=[case[0] for case in DEADLINED],
+)
+def test_a_silence_that_goes_on_after_the_loop_stood_still_ends_the_attempt(
+    start: Callable[[], Stage], act: Callable[[Stage], object], after_s: float, ending: Ending
+) -> None:
+    stage = start()
+    act(stage)
+    stage.clock.now += after_s + 5.0
+    stage.clock.advance(0.0)
+    assert not stage.over()
+    stage.clock.advance(GRACE_S + SLOT_S)
+    assert stage.over()
+    stage.check_let_go()
+
+
 def test_roles_and_comments_do_not_move_the_first_token_deadline() -> None:
     stage = holding()
     for _ in range(int(TTFT_S) - 1):
@@ -553,7 +583,7 @@ def test_a_loop_that_stood_still_reads_before_it_calls_anything_late(was_read: b
     assert stage.late() == 0
     if was_read:
         stage.link.heads().says(token(0))
-    stage.clock.advance(3 * SLOT_S)
+    stage.clock.advance(GRACE_S + SLOT_S)
     assert stage.late() == (0 if was_read else 1)
 
 

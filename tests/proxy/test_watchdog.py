@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.proxy.watchdog import SLOT_S, Watchdog
+from sidecar.proxy.watchdog import GRACE_S, HELD_S, SLOT_S, Watchdog, grace_s
 from tests.clock import START_S, Clock
 
 
@@ -178,3 +178,83 @@ def test_deadline_set_while_looking_holds_up_no_earlier_one() -> None:
     watchdog.add(Once(), START_S + 2.0)
     clock.advance(10.0)
     assert seen == [2.0, 4.0]
+
+
+def hold(clock: Clock, seconds: float) -> None:
+    """The loop does not run for so long; then its timers come first."""
+    clock.now += seconds
+    clock.advance(0.0)
+
+
+@pytest.mark.parametrize("late_s", [HELD_S, 0.3, GRACE_S, 5.0, 3600.0])
+def test_a_loop_that_was_held_listens_as_long_again_before_it_believes_a_silence(late_s: float) -> None:
+    clock, watchdog, looked = build()
+    watchdog.add(looked, START_S + 1.0)
+    hold(clock, 1.0 + SLOT_S + late_s)
+    assert looked.looks == []
+    grace = min(late_s, GRACE_S)
+    clock.advance(grace - 0.001)
+    assert looked.looks == []
+    clock.advance(0.001 + SLOT_S)
+    assert len(looked.looks) == 1 and clock.armed == []
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.01, HELD_S - 0.001])
+def test_a_loop_that_ran_believes_at_once(late_s: float) -> None:
+    clock, watchdog, looked = build()
+    watchdog.add(looked, START_S + 1.0)
+    (at,) = clock.armed
+    hold(clock, at - START_S + late_s)
+    assert len(looked.looks) == 1
+    assert grace_s(late_s) == 0.0
+
+
+def test_what_was_removed_while_listening_is_not_looked_at() -> None:
+    clock, watchdog, looked = build()
+    slot = watchdog.add(looked, START_S + 1.0)
+    hold(clock, 3.0)
+    watchdog.remove(looked, slot)
+    clock.advance(5.0)
+    assert looked.looks == []
+
+
+def test_a_loop_that_never_keeps_its_time_looks_all_the_same() -> None:
+    clock, watchdog, looked = build()
+    watchdog.add(looked, START_S + 1.0)
+    hold(clock, 3.0)
+    hold(clock, 3.0)
+    assert len(looked.looks) == 1
+
+
+def test_no_deadline_set_while_listening_cuts_that_short() -> None:
+    clock, watchdog, looked = build()
+    watchdog.add(looked, START_S + 1.0)
+    hold(clock, 1.5)
+    other = Looked(clock, watchdog)
+    watchdog.add(other, clock.now + 2 * SLOT_S)
+    clock.advance(0.4)
+    assert looked.looks == [] and other.looks == []
+    clock.advance(0.2)
+    assert len(looked.looks) == 1 and len(other.looks) == 1
+
+
+def test_each_deadline_after_a_hold_has_its_own_time() -> None:
+    clock, watchdog, looked = build()
+    watchdog.add(looked, START_S + 1.0)
+    hold(clock, 2.0)
+    clock.advance(1.1)
+    assert len(looked.looks) == 1
+    watchdog.add(looked, clock.now + 1.0)
+    clock.advance(1.0 + SLOT_S)
+    assert len(looked.looks) == 2
+    watchdog.add(looked, clock.now + 1.0)
+    hold(clock, 2.0)
+    assert len(looked.looks) == 2
+
+
+@pytest.mark.parametrize("ago_s", [0.2, 30.0])
+def test_a_deadline_that_had_passed_when_it_was_set_is_no_sign_of_a_hold(ago_s: float) -> None:
+    clock, watchdog, looked = build()
+    watchdog.add(looked, clock.now - ago_s)
+    clock.advance(SLOT_S)
+    assert len(looked.looks) == 1

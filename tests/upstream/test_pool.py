@@ -1,6 +1,7 @@
 """The pool on real sockets: whose connection is lent, when one is closed, and that every asking is answered once."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -227,6 +228,15 @@ async def test_the_connect_deadline_is_kept() -> None:
         asker = bench.asks(Endpoint(url="http://192.0.2.1:80"), connect_s=0.1)
         await eventually(lambda: asker.told == 1, "the deadline")
         assert asker.failure and bench.loop.time() - began < 2.0
+
+
+async def test_a_connection_that_was_there_when_the_loop_stood_still_is_in_time() -> None:
+    async with Upstream(answers(response())) as upstream, pooled() as bench:
+        asker = bench.asks(endpoint(upstream), connect_s=0.1)
+        await asyncio.sleep(0)  # the connect is under way
+        time.sleep(0.3)  # and our loop is held
+        await eventually(lambda: asker.told == 1, "a connection")
+        assert asker.link is not None, asker.failure
 
 
 async def turns(count: int) -> None:
