@@ -120,7 +120,7 @@ class TokenVerifier:
         self._found: dict[tuple[str, str, str, str], Source] = {}
         self._good: Remembered[Verified] = Remembered(MAX_REMEMBERED)
         self._bad: Remembered[str] = Remembered(MAX_REMEMBERED)
-        self._refusals = {word: Unverified(Reason.UNAUTHORIZED, said) for word, said in SAID.items()}
+        self._refusals = {word: Unverified(Reason.UNAUTHORIZED, said, why=word) for word, said in SAID.items()}
         self._waiting: dict[Waiter, tuple[Source, float]] = {}
         self._woken: set[Waiter] = set()
         self._ready: deque[Waiter] = deque()

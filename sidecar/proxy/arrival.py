@@ -119,6 +119,7 @@ class Arrival(Closing):
                 self._park(_KEYS, pipeline.clock() + KEYS_S)
                 return False
             if isinstance(verdict, Unverified):
+                self._why = verdict.why
                 self._refuse(verdict.reason, verdict.detail, verdict.retry_after_s)
                 return True
             claims = verdict.claims

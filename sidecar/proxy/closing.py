@@ -83,6 +83,7 @@ class Closing:
         "_tried",
         "_waiting",
         "_who",
+        "_why",
         "started_at",
     )
 
@@ -122,6 +123,7 @@ class Closing:
         self._status = 0
         self._step = NO_STEP
         self._waiting = False
+        self._why = ""
         self._request_id = request.request_id if is_safe_id(request.request_id) else pipeline.new_id()
         self.started_at = pipeline.clock()
         self._total_at = self.started_at
@@ -353,6 +355,7 @@ class Closing:
             counted=admission.how if admission is not None else "",
             reserved_tokens=admission.reserved if admission is not None else 0,
             shadowed=ticket.shadowed if ticket is not None else "",
+            why=self._why,
         )
 
     def _note(self, permit: Permit) -> None:

@@ -63,7 +63,8 @@ class RequestRecord:
     users, empty on success. `qos` is its class, empty where nothing asked for one. `queued_s` is how long it waited for
     its turn (None: it did not); `counted` how its prompt was counted, `exact`, `cached` or `estimated` (empty: nothing
     needed the number); `reserved_tokens` what was taken from quotas before it went; `shadowed` the word of what
-    enforcing would have done, where a limit is in shadow.
+    enforcing would have done, where a limit is in shadow; `why` the word of what was wrong with its token, where that
+    was refused.
     """
 
     __slots__ = (
@@ -98,6 +99,7 @@ class RequestRecord:
         "trace_id",
         "ttft_s",
         "version",
+        "why",
     )
 
     def __init__(
@@ -133,6 +135,7 @@ class RequestRecord:
         counted: str = "",
         reserved_tokens: int = 0,
         shadowed: str = "",
+        why: str = "",
     ) -> None:
         self.request_id = request_id
         self.trace_id = trace_id
@@ -165,6 +168,7 @@ class RequestRecord:
         self.counted = counted
         self.reserved_tokens = reserved_tokens
         self.shadowed = shadowed
+        self.why = why
 
 
 class Recorder(Protocol):
@@ -242,15 +246,17 @@ class Verified:
 class Unverified:
     """A request to be refused: `detail` is for the client and holds nothing of its token or of the keys.
 
-    `reason`: `UNAUTHORIZED`, or `KEYS_UNAVAILABLE` while nobody can tell; then with `retry_after_s`.
+    `reason`: `UNAUTHORIZED`, or `KEYS_UNAVAILABLE` while nobody can tell; then with `retry_after_s`. `why`: what was
+    wrong with the token in one word, for operators; empty where nobody can tell.
     """
 
-    __slots__ = ("detail", "reason", "retry_after_s")
+    __slots__ = ("detail", "reason", "retry_after_s", "why")
 
-    def __init__(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, reason: Reason, detail: str, retry_after_s: float | None = None, why: str = "") -> None:
         self.reason = reason
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.why = why
 
 
 class Verifier(Protocol):

@@ -38,4 +38,5 @@ def line_of(record: RequestRecord) -> RequestLine:
         record.counted,
         record.reserved_tokens,
         record.shadowed,
+        record.why,
     )

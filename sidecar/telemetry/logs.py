@@ -31,7 +31,7 @@ LEVEL_NUMBER: Mapping[Level, int] = {
 }
 
 CONSOLE_FIELDS = (
-    "status", "method", "path", "model", "endpoint", "version", "reason", "flag", "attempts", "tokens", "ttft_s",
+    "status", "method", "path", "model", "endpoint", "version", "reason", "why", "flag", "attempts", "tokens", "ttft_s",
     "max_gap_s", "duration_s", "session", "tenant", "qos", "queued_s", "shadowed", "request_id",
 )  # fmt: skip
 """What a person at a terminal wants of a request, in this order; JSON has all."""

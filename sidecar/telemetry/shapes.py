@@ -44,3 +44,4 @@ class RequestLine(msgspec.Struct, omit_defaults=True):
     counted: str = ""
     reserved_tokens: int = 0
     shadowed: str = ""
+    why: str = ""

@@ -82,7 +82,7 @@ class World:
             assert found == []
             return ""
         assert isinstance(verdict, Unverified) and verdict.reason is Reason.UNAUTHORIZED
-        assert len(found) == 1 and verdict.detail == SAID[found[0]] and verdict.retry_after_s is None
+        assert found == [verdict.why] and verdict.detail == SAID[verdict.why] and verdict.retry_after_s is None
         return found[0]
 
     @contextlib.asynccontextmanager

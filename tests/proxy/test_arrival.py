@@ -455,11 +455,12 @@ class Keys:
 @pytest.mark.parametrize("reason", [Reason.UNAUTHORIZED, Reason.KEYS_UNAVAILABLE])
 def test_a_token_that_is_not_good_is_refused_before_all_else(reason: Reason) -> None:
     bench = gated()
-    bench.pipeline.verifier = keys = Keys(Unverified(reason, "the token is expired"))
+    bench.pipeline.verifier = keys = Keys(Unverified(reason, "the token is expired", why="expired"))
     for asks in (asked(), get()):
         client = bench.begin(asks)
         assert refused(client)[0] is reason and client.refusal is not None
         assert client.refusal.message == "the token is expired"
+        assert bench.recorder.requests[-1].why == "expired"
     assert keys.seen == [b"", b""] and not bench.connector.openings and not bench.held()
 
 

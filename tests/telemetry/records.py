@@ -47,6 +47,7 @@ _REQUEST: dict[str, Any] = {
     "counted": "exact",
     "reserved_tokens": 300,
     "shadowed": "queued",
+    "why": "expired",
 }
 
 

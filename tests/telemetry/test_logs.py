@@ -127,7 +127,7 @@ def test_console_request_is_one_line_of_what_matters() -> None:
     (line,) = lines.lines
     text = line.decode()
     assert text.startswith("22:13:20.250 warning request status=200 method=POST path=/v1/chat/completions model=llama ")
-    assert " reason=ttft_timeout " in text
+    assert " reason=ttft_timeout why=expired " in text
     assert " ttft_s=0.500 " in text
     assert "client=" not in text
     assert " tenant=team-a qos=text queued_s=0.020 shadowed=queued " in text
@@ -135,9 +135,9 @@ def test_console_request_is_one_line_of_what_matters() -> None:
 
 def test_console_says_nothing_of_turns_where_there_are_none() -> None:
     lines = Lines()
-    plain = request(tenant="", qos="", queued_s=None, shadowed="")
+    plain = request(tenant="", qos="", queued_s=None, shadowed="", why="")
     Logs(lines, wall, format="console").request(plain)
-    assert not any(word in lines.lines[0] for word in (b"tenant=", b"qos=", b"queued_s=", b"shadowed="))
+    assert not any(word in lines.lines[0] for word in (b"tenant=", b"qos=", b"queued_s=", b"shadowed=", b"why="))
 
 
 def test_console_fields_exist() -> None:

@@ -174,12 +174,12 @@ def test_stamp_follows_a_clock_that_runs_and_jumps() -> None:
 
 
 def test_long_line_leaves_out_what_a_short_one_does() -> None:
-    plain = line_with(tenant="", qos="", queued_s=None, counted="", reserved_tokens=0, shadowed="")
+    plain = line_with(tenant="", qos="", queued_s=None, counted="", reserved_tokens=0, shadowed="", why="")
     short = msgspec.json.decode(json_line(HEAD, plain))
     long = msgspec.json.decode(json_line(HEAD, msgspec.structs.replace(plain, path="/" * 9000)))
     assert list(short) == list(long)
     assert "reason" in short
-    assert not {"tenant", "qos", "queued_s", "counted", "reserved_tokens", "shadowed"} & set(short)
+    assert not {"tenant", "qos", "queued_s", "counted", "reserved_tokens", "shadowed", "why"} & set(short)
 
 
 def test_encoder_and_field_names_agree() -> None:

@@ -8,6 +8,7 @@ from tests.telemetry.records import request
 
 NOTHING: dict[str, object] = {
     "tenant": "", "qos": "", "queued_s": None, "counted": "", "reserved_tokens": 0, "shadowed": "",
+    "why": "",
 }  # fmt: skip
 
 
