@@ -138,10 +138,10 @@ class Link:
         await self._connection.disconnect(nowait=True)
 
 
-def link_to(
-    address: Address, target: Target, timeout_s: float, *, sentinel: bool = False, known_as: Address | None = None
-) -> Link:
+def link_to(address: Address, target: Target, *, sentinel: bool = False, known_as: Address | None = None) -> Link:
     """A link to a server of the target's, not connected yet; to one of its sentinels if asked for.
+
+    It has no deadline of its own: who waits for it has one.
 
     `known_as`: the address that the link is kept under, if that is not the server's own.
     """
@@ -153,7 +153,7 @@ def link_to(
         "protocol": 2,
         "driver_info": None,
         "socket_timeout": None,
-        "socket_connect_timeout": timeout_s,
+        "socket_connect_timeout": None,
     }
     if address.path:
         return Link(UnixDomainSocketConnection(path=address.path, **known), name)

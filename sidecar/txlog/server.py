@@ -4,6 +4,7 @@
    sent before the first answer is read. Readers have connections of their own: a lane of all shards, or, in a cluster,
    one of each, since a shard is a slot and slots move.
 2. Every exchange ends within `timeout_s`, connecting and signing in included; a blocking read within `block_ms` more.
+   What we stood still ourselves is not the server's (`proxy.patience`).
    Nothing is repeated whose outcome is not known. What was surely not done is done where it belongs: a slot that moved
    (MOVED, ASK), functions that were flushed (loaded again, once).
 3. Whatever fails closes the connections that lay idle: what comes next asks the sentinels, the name server or the
@@ -12,13 +13,13 @@
    be: a register may be later than the position, and whoever reads merges by maximum.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import hiredis
 from redis.exceptions import AskError, MovedError, NoPermissionError, NoScriptError, RedisError, ResponseError
 
+from sidecar.proxy.patience import Patience
 from sidecar.txlog.codec import SHARDS
 from sidecar.txlog.connect import Link, down, link_to
 from sidecar.txlog.functions import NAMES, Command, Packer, library, slot_of
@@ -216,7 +217,7 @@ class RedisStore:
     async def _within(self, seconds: float, work: Coroutine[Any, Any, _Work]) -> _Work:
         """Do something with the server; whatever goes wrong is `StoreDown`."""
         try:
-            async with asyncio.timeout(seconds):
+            async with Patience(seconds):
                 return await work
         except TimeoutError as exc:
             await self._doubt()
@@ -318,7 +319,7 @@ class RedisStore:
                 return link
             await link.drop()
         where = await self._master() if self._target.master else address
-        link = link_to(where, self._target, self._timeout_s, known_as=address)
+        link = link_to(where, self._target, known_as=address)
         try:
             await link.connect()
         except BaseException:
@@ -340,9 +341,9 @@ class RedisStore:
         name = self._target.master.encode()
         trouble: StoreDown | None = None
         for sentinel in list(self._sentinels):
-            link = link_to(sentinel, self._target, self._timeout_s, sentinel=True)
+            link = link_to(sentinel, self._target, sentinel=True)
             try:
-                async with asyncio.timeout(self._timeout_s / (len(self._sentinels) + 1)):
+                async with Patience(self._timeout_s / (len(self._sentinels) + 1)):
                     await link.connect()
                     [found] = await link.ask((b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name))
                     found = self._sound(found)
@@ -366,7 +367,7 @@ class RedisStore:
         trouble: BaseException | None = None
         for address in known:
             try:
-                async with asyncio.timeout(self._timeout_s / len(known)):
+                async with Patience(self._timeout_s / len(known)):
                     link = await self._take(address, _CALLS)
                     try:
                         return await do(link)

@@ -12,6 +12,7 @@ from sidecar.adapters.errand import Answer, Request
 from sidecar.kernel.exchange import ResponseHead
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.schema import Endpoint
+from sidecar.proxy.patience import Patience
 from sidecar.proxy.ports import Connector, Link
 
 MAX_ANSWER_BYTES: Final = 4 << 20
@@ -22,7 +23,7 @@ async def ask(connector: Connector, key: EndpointKey, endpoint: Endpoint, reques
     """The answer, of status 0 where none came whole within `timeout_s`. Never raises; cancelled, it breaks off."""
     asking = _Asking(connector, key, endpoint, request)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with Patience(timeout_s):
             connector.open(key, endpoint, timeout_s, asking, fresh=True)
             return await asking.answer
     except TimeoutError:

@@ -19,7 +19,7 @@ from tests.servers import refused, valkey
 @contextlib.asynccontextmanager
 async def linked(url: str, *, sentinel: bool = False) -> AsyncIterator[Link]:
     target = parse_target(url)
-    link = link_to(target.addresses[0], target, 5.0, sentinel=sentinel)
+    link = link_to(target.addresses[0], target, sentinel=sentinel)
     try:
         yield link
     finally:
@@ -195,12 +195,12 @@ async def test_what_is_known_stays_as_it_is() -> None:
 async def test_sentinels_have_credentials_of_their_own() -> None:
     target = parse_target("redis+sentinel://me:mine@a/main/3?sentinel_password=theirs")
     address = target.addresses[0]
-    ours, theirs = (link_to(address, target, 1.0, sentinel=sentinel)._connection for sentinel in (False, True))
+    ours, theirs = (link_to(address, target, sentinel=sentinel)._connection for sentinel in (False, True))
     assert (ours.username, ours.password, ours.db) == ("me", "mine", 3)
     assert (theirs.username, theirs.password, theirs.db) == (None, "theirs", 0)
 
 
 def test_no_link_shows_a_password() -> None:
     target = parse_target("redis://me:s3cret@cache")
-    link = link_to(target.addresses[0], target, 1.0)
+    link = link_to(target.addresses[0], target)
     assert "s3cret" not in repr(link) + str(link.address) + repr(link._connection)
