@@ -9,7 +9,8 @@
 | part    | what                                                                                                  |
 |---------|-------------------------------------------------------------------------------------------------------|
 | gil     | each way to call the library with 128 KB: how long it takes and how long it holds the interpreter      |
-| cache   | a conversation of 32,000 tokens with two new messages: finding what is known of it, and the whole count |
+| cache   | a conversation of 32,000 tokens with two new messages: finding what is known of it, and the whole count; |
+|         | how far that is off where its end is not counted, with ends as long as these may be                     |
 | errors  | estimates of prompts that nothing was learnt from, by script and size; the time of one of 128 KB       |
 | lag     | how late a timer of the loop is while prompts of 1 MB are counted; beside rounds in which nothing is,   |
 |         | and rounds in which another thread takes as much of a core without the interpreter                    |
@@ -41,7 +42,7 @@ from sidecar.tokens.counter import Counter
 from sidecar.tokens.estimate import Estimator
 from sidecar.tokens.texts import pieces_of
 from sidecar.tokens.tokenizer import Tokenizer, read
-from sidecar.tokens.work import Beside, Work
+from sidecar.tokens.work import GUESSED_RATIO, Beside, Work
 
 Figures = dict[str, Any]
 MEGABYTE = 1_000_000
@@ -184,12 +185,29 @@ async def cache(path: Path, quick: bool) -> Figures:
         assert counted is not None and counted.how == "cached"
     exact = await count(await started(path), prompt)
     counter.close()
+    known = counter.prefixes.find(prompt, file.salt)
+    assert known is not None
+    off: Figures = {}
+    chance = random.Random(5)
+    for script in texts.SCRIPTS:
+        least, most = 60, int(known.end * GUESSED_RATIO) - 60
+        ratios = []
+        for text in texts.cuts(texts.halves(script)[1], 50 if quick else 500, chance, least, most):
+            longer = chat(*said, text)
+            guessed, whole_work = (Work(longer, file.salt, known, file.tokenizers, Beside()) for _ in range(2))
+            if not guessed.guess():
+                continue  # its escapes make it longer than it may be
+            for _ in whole_work.run(0):
+                pass
+            ratios.append((0, abs(guessed.tokens / whole_work.tokens - 1)))
+        off[script] = error(ratios)
     return {
         "prompt_bytes": len(prompt),
         "tokens": begun.tokens,
         "find": spread(found),
         "count with two new messages": spread(whole),
-        "the same as counted anew": counted.tokens == exact.tokens,
+        "counted, and anew": f"{counted.tokens}, {exact.tokens}",
+        "off where its end is not counted": off,
     }
 
 

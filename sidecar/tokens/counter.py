@@ -2,8 +2,9 @@
 
 1. A service without a tokenizer is estimated. So is one whose file is bad or not read yet: `tokenizer_unusable` says
    why and what to do, no request fails for it.
-2. With one, the longest prefix that was counted before is looked up. Where little is left (INLINE_S of counting, by the
-   speed that was measured) it is counted on the spot. Else, if the threads will be through in `time_s`, the request
+2. With one, the longest prefix that was counted before is looked up. What is left is not counted where it is next to
+   nothing beside it (`Work.guess`); where it is little (INLINE_S of counting, by the speed that was measured) it is
+   counted on the spot. Else, if the threads will be through in `time_s`, the request
    waits for them; if not, it is estimated, and counted all the same while the threads have nothing better to do: its
    next turn is then known.
 3. A request that was woken by its time is estimated; the count goes on for the next one. One that left is dropped.
@@ -294,6 +295,8 @@ class Counter:
         work = Work(prompt, file.salt, known, file.tokenizers, file.beside)
         of = self._model(service, model)
         try:
+            if work.guess():
+                return self._counted(work, of)
             if work.size * file.least_s_per_byte > INLINE_S:
                 if known is None or work.size > PREPARE_BYTES:
                     return self._wait(work, file, of, time_s, waiter)

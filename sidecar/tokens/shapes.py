@@ -6,41 +6,44 @@ annotations (`wire.shapes`).
 
 import msgspec
 
+ABSENT = msgspec.Raw()
+"""What a member is that is not there: the same object, so that most need no other look."""
+
 
 class Message(msgspec.Struct, frozen=True, gc=False):
     """A message of a chat, an item of Responses or a tool: what of it is text to the model."""
 
-    role: msgspec.Raw = msgspec.Raw()
-    name: msgspec.Raw = msgspec.Raw()
-    description: msgspec.Raw = msgspec.Raw()
-    content: msgspec.Raw = msgspec.Raw()
-    reasoning_content: msgspec.Raw = msgspec.Raw()
-    tool_calls: msgspec.Raw = msgspec.Raw()
-    function_call: msgspec.Raw = msgspec.Raw()
-    arguments: msgspec.Raw = msgspec.Raw()
-    output: msgspec.Raw = msgspec.Raw()
-    function: msgspec.Raw = msgspec.Raw()
-    parameters: msgspec.Raw = msgspec.Raw()
-    input_schema: msgspec.Raw = msgspec.Raw()
+    role: msgspec.Raw = ABSENT
+    name: msgspec.Raw = ABSENT
+    description: msgspec.Raw = ABSENT
+    content: msgspec.Raw = ABSENT
+    reasoning_content: msgspec.Raw = ABSENT
+    tool_calls: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    arguments: msgspec.Raw = ABSENT
+    output: msgspec.Raw = ABSENT
+    function: msgspec.Raw = ABSENT
+    parameters: msgspec.Raw = ABSENT
+    input_schema: msgspec.Raw = ABSENT
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
     """A part of a message's content; `input` and `content` are those of Anthropic's tools."""
 
     type: str = ""
-    text: msgspec.Raw = msgspec.Raw()
-    refusal: msgspec.Raw = msgspec.Raw()
-    thinking: msgspec.Raw = msgspec.Raw()
-    name: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    content: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = ABSENT
+    refusal: msgspec.Raw = ABSENT
+    thinking: msgspec.Raw = ABSENT
+    name: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
+    content: msgspec.Raw = ABSENT
 
 
 class Function(msgspec.Struct, frozen=True, gc=False):
     """What is called."""
 
-    name: msgspec.Raw = msgspec.Raw()
-    arguments: msgspec.Raw = msgspec.Raw()
+    name: msgspec.Raw = ABSENT
+    arguments: msgspec.Raw = ABSENT
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):

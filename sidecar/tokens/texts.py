@@ -80,6 +80,8 @@ class Texts:
 
     def add(self, text: Any) -> None:
         """A text, where there is one."""
+        if text is shapes.ABSENT:
+            return
         size = memoryview(text).nbytes
         if size and not (size == 4 and bytes(text) == b"null"):
             self.texts.append(text)
@@ -133,6 +135,8 @@ def read(value: Any, found: Texts) -> Iterator[None]:
 
 def first_byte(value: Any) -> bytes:
     """The first byte of a value, b"" of none."""
+    if value is shapes.ABSENT:
+        return b""
     return bytes(memoryview(value)[:1])
 
 
@@ -262,7 +266,11 @@ def _read_array(data: Any, found: Texts) -> Iterator[None]:
     elif opening == b"{":
         messages = shapes.decode_messages(data)
         for number, message in enumerate(messages):
-            yield from _read_message(message, found)
+            if _is_plain(message):
+                found.messages += 1
+                found.add(message.content)
+            else:
+                yield from _read_message(message, found)
             if number == 0 and found.messages:
                 found.first = len(found.texts)
             if number % BREATHE == 0:
@@ -281,10 +289,28 @@ def _read_array(data: Any, found: Texts) -> Iterator[None]:
 _DIGITS: Final = tuple(bytes((digit,)) for digit in b"0123456789")
 
 
+def _is_plain(message: shapes.Message) -> bool:
+    """Whether its content is all its text, as of most."""
+    absent = shapes.ABSENT
+    return (
+        message.tool_calls is absent
+        and message.name is absent
+        and message.description is absent
+        and message.reasoning_content is absent
+        and message.function_call is absent
+        and message.arguments is absent
+        and message.output is absent
+        and message.function is absent
+        and message.parameters is absent
+        and message.input_schema is absent
+        and first_byte(message.content) == b'"'
+    )
+
+
 def _read_message(message: shapes.Message, found: Texts) -> Iterator[None]:
     is_tool = False
     for defined in (message.function, message.parameters, message.input_schema):
-        if memoryview(defined).nbytes:  # a tool's definition: its name and description are in it, or beside it
+        if defined is not shapes.ABSENT:  # a tool's definition: its name and description are in it, or beside it
             found.add(defined)
             is_tool = True
     found.messages += not is_tool

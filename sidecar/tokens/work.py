@@ -7,6 +7,7 @@ to request, and is known as a whole or not at all (`Beside`).
 Runs on the loop where little is left, else on a thread: it touches nothing but itself, and reads `Beside`.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final
@@ -19,6 +20,13 @@ TURN_BYTES: Final = 8 * 1024
 """Of small texts that are counted between two turns."""
 
 MOST_BESIDE: Final = 4096
+
+GUESSED_RATIO: Final = 1 / 64
+MOST_GUESSED_BYTES: Final = 4096
+"""Of what is known: an end that is no longer is not counted, since a third more or less of it is half a hundredth of
+the whole; and however much is known of however few tokens, it has no more bytes than that."""
+
+_NO_TEXT: Final = re.compile(rb'"type"\s*:\s*"(?!(?:input_|output_)?text"|message"|function)')
 _BLANK: Final = b" \t\r\n"
 
 
@@ -89,6 +97,31 @@ class Work:
         self._others: list[tuple[int, texts.Texts]] = []
         self._plain = True
         self._values: list[Any] = []
+
+    def guess(self) -> bool:
+        """Has the prompt counted without a look at its end, where that is short messages beside what is known of them:
+        by how many tokens those have. It is not remembered: with what comes next it may be long enough."""
+        known = self.known
+        if known is None or known.media or not known.messages:
+            return False
+        prompt = self.prompt
+        end = prompt.find(b"]\n", known.end) + 1 or len(prompt)
+        size = end - known.end
+        if size > MOST_GUESSED_BYTES or size > GUESSED_RATIO * known.end:
+            return False
+        tail = prompt[known.end : end]
+        if _NO_TEXT.search(tail) is not None:
+            return False
+        tokens = size * known.tokens // known.end
+        if end < len(prompt):
+            for value in prompt[end + 1 :].split(b"\n"):
+                beside = self._beside.get(hash((self.salt, value)))
+                if beside is None:
+                    return False
+                tokens += beside
+        self.tokens += tokens
+        self.messages += tail.count(b'"role"')
+        return True
 
     def prepare(self) -> None:
         """Finds what is left: `size` bytes of it. Raises `Uncountable`."""

@@ -128,6 +128,17 @@ def test_a_conversation_that_goes_on_is_counted_on_the_spot(stage: Stage) -> Non
     assert stage.counter.counts["cached"] == 1
 
 
+def test_a_short_end_is_counted_with_the_next_that_makes_it_long(stage: Stage, tiny: Tokenizer) -> None:
+    said = [WORDS * 500]
+    stage.count(chat(*said))
+    for answer in ("yes", "and then?", WORDS * 20):
+        said.append(answer)
+        counted = stage.count(chat(*said))
+        exact = sum(map(tiny.count, said)) + overhead(len(said))
+        assert counted.how == "cached" and abs(counted.tokens - exact) < exact / 100
+    assert counted.tokens == exact
+
+
 def test_without_time_a_long_one_is_estimated_and_its_next_turn_known(stage: Stage) -> None:
     counted = stage.ask(LONG, 0.0001)
     assert counted is not None and counted.how == "estimated"

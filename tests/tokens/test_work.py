@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Theirs
 from sidecar.tokens.prefixes import Known, Prefixes
 from sidecar.tokens.texts import BREATHE, MEDIA_TOKENS, Uncountable
 from sidecar.tokens.tokenizer import Tokenizer
-from sidecar.tokens.work import TURN_BYTES, Beside, Work
+from sidecar.tokens.work import MOST_GUESSED_BYTES, TURN_BYTES, Beside, Work
 from sidecar.wire.prompt import prompt_of
 
 SYSTEM = {"role": "system", "content": "Answer in one word. " * 40}
@@ -162,3 +162,51 @@ def test_a_prefix_of_another_tokenizer_is_none(desk: Desk, tiny: Tokenizer) -> N
     desk.count(prompt)
     assert desk.prefixes.find(prompt, 2) is None
     assert isinstance(desk.prefixes.find(prompt, 1), Known)
+
+
+TALK = [{"role": "user", "content": "some words and a few more of them, " * 40}] * 12
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS}, {"system": "Be brief.", "tools": TOOLS}])
+def test_a_short_end_of_a_long_conversation_is_guessed_by_what_is_known(desk: Desk, more: dict[str, Any]) -> None:
+    known = desk.count(body(*TALK, **more))
+    prompt = body(*TALK, {"role": "assistant", "content": "some words and a few more"}, USER, **more)
+    work = desk.work(prompt)
+    assert work.guess() and work.messages == known.messages + 2 and not work.found
+    exact = desk.count(prompt)
+    assert known.tokens < work.tokens and abs(work.tokens - exact.tokens) <= exact.tokens / 100
+
+
+def test_what_was_asked_before_is_not_guessed_but_known(desk: Desk) -> None:
+    prompt = body(*TALK, tools=TOOLS)
+    exact, again = desk.count(prompt), desk.work(prompt)
+    assert again.guess() and (again.tokens, again.messages) == (exact.tokens, exact.messages)
+
+
+@pytest.mark.parametrize(
+    ("known", "then", "more"),
+    [
+        (TALK[:1], [USER], {}),
+        (TALK, [TALK[0]], {}),
+        (TALK, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}], {}),
+        (TALK, [USER], {"tools": [{"type": "function", "function": {"name": "another"}}]}),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u" * 9999}}]}], [USER], {}),
+    ],
+    ids=["little is known", "a long end", "a picture", "other tools", "known is a picture"],
+)
+def test_other_ends_are_not_guessed(desk: Desk, known: list[Any], then: list[Any], more: dict[str, Any]) -> None:
+    desk.count(body(*known))
+    work = desk.work(body(*known, *then, **more))
+    assert work.known is not None and not work.guess()
+
+
+def test_the_end_of_what_is_no_conversation_is_not_guessed(desk: Desk) -> None:
+    desk.count(prompt_of(b'{"prompt":"a text"}'))
+    assert not desk.work(prompt_of(b'{"prompt":"a text"}')).guess() and not desk.work(body(USER)).guess()
+
+
+def test_a_guess_of_much_that_has_few_tokens_is_bounded(desk: Desk) -> None:
+    known = [{"role": "user", "content": " " * 1_000_000}]
+    desk.count(body(*known))
+    ends = [{"role": "user", "content": "x" * size} for size in (MOST_GUESSED_BYTES - 100, MOST_GUESSED_BYTES)]
+    assert [desk.work(body(*known, end)).guess() for end in ends] == [True, False]
