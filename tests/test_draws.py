@@ -108,6 +108,64 @@ def test_what_was_held_and_not_used_is_everybodys_again_within_two_seconds() -> 
     assert asked < 50
 
 
+@pytest.mark.parametrize("lasts_s", [2.0, 10.0, 90.0])
+def test_what_a_request_gives_back_of_a_day_is_everybodys_again_though_nobody_else_came(lasts_s: float) -> None:
+    world = World(10, Quota(name="q", tokens_per_day=100_000))
+    for sidecar in world.sidecars:
+        assert isinstance(world.ask(sidecar, "ann", 8000, 200, lasts_s), Reservation)
+        world.run(lasts_s + 10.0)
+    assert [meter.held for budget in world.budgets("ann") for meter in budget.meters] == [0] * 10
+    assert world.budgets("ann")[-1].meters[0].used == 10 * 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_becomes_of_policy_server_and_clock_nothing_stays_held(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def policy() -> tuple[Quota, ...]:
+        made = []
+        for name in ("p", "q"):
+            quota = Quota(
+                name=name,
+                tenant=chance.choice(("*", "ann")),
+                tokens_per_minute=chance.choice((None, 2000, 20_000)),
+                tokens_per_day=chance.choice((None, 100_000)),
+                requests_per_minute=chance.choice((None, 30)),
+                concurrency=chance.choice((None, 1, 5, 40)),
+                mode=chance.choice(("enforce", "shadow", "off")),
+                when_log_away=chance.choice(("share", "refuse")),
+            )
+            made.append(quota if quota != Quota(name=name) else Quota(name=name, tokens_per_minute=5000))
+        return tuple(made)
+
+    world = World(3, *policy(), round_trip_s=chance.choice((0.002, 0.3)))
+    server = world.server
+    for _ in range(1200):
+        what = chance.random()
+        if what < 0.02:
+            quotas = policy()
+            for sidecar in world.sidecars:
+                sidecar.ledger.use(quotas, world.now)
+        elif what < 0.03:
+            world.lose()
+        elif what < 0.05 and not server.up:
+            world.find(forgot=chance.random() < 0.3)
+        elif what < 0.06:
+            jump_us, before = chance.choice((-90_000_000, 5_000_000, 90_000_000)), server.now_us
+            server.now_us = lambda at, jump_us=jump_us, before=before: before(at) + jump_us  # type: ignore[method-assign, misc]
+        else:
+            tokens, tenant = chance.randint(1, 900), chance.choice(("ann", "bob"))
+            used = chance.choice((0, tokens // 2, tokens, 2 * tokens))
+            world.ask(chance.choice(world.sidecars), tenant, tokens, used, chance.choice((0.0, 0.1, 5.0, 20.0)))
+        world.run(chance.expovariate(20.0))
+    world.find(forgot=False)
+    world.run(60.0)
+    for budget in [*world.budgets("ann"), *world.budgets("bob")]:
+        assert (budget.in_flight, budget.reserved, budget.slots) == (0, 0, 0)
+        assert all(meter.settled and meter.own >= 0 for meter in budget.meters)
+    assert not [drawer for each in server.budgets._budgets.values() for drawer in each.drawers.values() if drawer.slots]
+
+
 def test_one_request_per_sidecar_goes_before_anything_is_known() -> None:
     world = World(10, Quota(name="q", tokens_per_minute=1000))
     for sidecar in world.sidecars:

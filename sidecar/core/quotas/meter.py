@@ -215,7 +215,7 @@ class Meter:
         return credit
 
     def give(self, amount: int, at: float, now: float) -> None:
-        """Of what was taken at `at`, this was not needed."""
+        """Of what was taken at `at`, this was not needed. What is held then is to be looked at (`check`)."""
         bucket = int(at / self._width_s)
         if bucket >= self._bucket:
             less = min(self._current, amount)
@@ -225,6 +225,7 @@ class Meter:
             if less:
                 self._own[bucket] -= less
         self.own -= less
+        amount = less  # of a window that a reload added since then nothing was taken
         self.since_loss = max(0, self.since_loss - amount)
         settled = min(self.debt, amount)
         self.debt -= settled

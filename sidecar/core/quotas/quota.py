@@ -15,6 +15,7 @@ low water, debt, refusals -> `wake` -> wants: draws -> the server -> drawn: slic
    than one a second or the room is scarce: where each sidecar's part of it is less than a request. So a slow tenant has
    no slice, and its requests go on credit, while there is room for that (meter, rules 2, 3).
 3. What was drawn and not used within `CHECK_S` to two of it goes back, or is drawn anew: nothing is held for longer.
+   What a request gives back is held, too, however long nobody else came.
 4. Refused is decided here, and the server is asked at most every `ASK_S` per budget, for the smallest request that was
    refused since; it gives that or nothing, or ten sidecars would each get a tenth of a request.
 5. What a request used beyond its reservation is debt: it is always taken, and the next draw records it.
@@ -302,6 +303,10 @@ class Ledger:
                 if over > 0:
                     counts.debt_tokens += over
                     budget.used_at = now
+                elif budget.gone:
+                    self._queue(budget)
+                elif not budget.checked and self._state != AWAY:
+                    self._watch(budget, now)  # it was idle for as long as this lasted, and holds something now
             if not budget.queued and not budget.drawing and budget.has_words(self.members):
                 self._queue(budget)
 
@@ -526,6 +531,9 @@ class Ledger:
         if not budget.checked:
             budget.watched(now)
             self._checks.append((now + CHECK_S, budget))
+            if now + CHECK_S < self._next_at:
+                self._next_at = now + CHECK_S
+                self.wake()
 
     def _look_again(self, now: float) -> None:
         """After a loss: whether the server has forgotten what was used here, of a slice of the tenants."""

@@ -215,6 +215,9 @@ class Budget:
                 meter = Meter(unit, span_s, limit, word)
             meter.limit = limit
             self.meters.append(meter)
+        if not rule.slots:
+            self.slots = 0  # the server forgets them, too
+            self.slots_asked = False
         self.stamp += 1
 
     @property
@@ -321,7 +324,7 @@ class Budget:
             meter.answered(granted, reply.used[place], reply.wait_s[place], now)
             if portion.want and not granted:
                 in_vain = True
-        if draw.slots_limit:
+        if draw.slots_limit and self.rule.slots:
             self.slots = reply.slots
             self.slots_in_use = reply.slots_in_use
             self.slots_at = now

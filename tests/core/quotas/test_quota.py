@@ -282,6 +282,17 @@ def test_a_quota_that_is_gone_gives_back_and_its_reservations_settle() -> None:
     assert not ledger._checks
 
 
+def test_of_a_window_that_a_reload_added_nothing_is_given_back() -> None:
+    ledger = made(Quota(name="q", tokens_per_minute=100_000))
+    held = ledger.reserve(ledger.budgets("ann", "m"), 90_000, 0.0)
+    assert isinstance(held, Reservation)
+    ledger.use((Quota(name="q", tokens_per_minute=100_000, tokens_per_day=1000),), 1.0)
+    (budget,) = ledger.budgets("ann", "m")
+    ledger.settle(held, 10, 2.0)
+    assert [(meter.own, meter.held, meter.back) for meter in budget.meters] == [(10, 0, 0), (0, 0, 0)]
+    assert isinstance(ledger.reserve(ledger.budgets("ann", "m"), 1001, 3.0), Exceeded)
+
+
 # Whatever happens.
 
 

@@ -61,3 +61,16 @@ def test_a_new_limit_holds_at_once_and_what_was_used_counts() -> None:
         ("tokens per minute", 150, 100),
         ("requests per day", 5, 0),
     ]
+
+
+def test_slots_that_a_reload_took_away_are_not_there_when_it_brings_them_again() -> None:
+    it = budget(Quota(name="q", concurrency=5))
+    it.take(1, 0.0)
+    draw = it.draw(0.0, 1, True)
+    assert draw is not None
+    without, again = Quota(name="q", tokens_per_minute=1000), Quota(name="q", concurrency=1)
+    it.use(Rule(without, 1, Counts()))
+    it.answered(draw, Drawn([], [], [], 2, 2, 1), 0.1)
+    assert it.slots == 0
+    it.use(Rule(again, 1, Counts()))
+    assert not it.has_slot(0.1, 1, alone=False)
