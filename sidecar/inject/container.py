@@ -9,7 +9,9 @@ This is the one source of these objects. Their order of keys is the order in whi
 3. The engine's hook and its probes are a few lines of Python, which all engines' images have; they have no curl. They
    start without `site`, whose packages nobody needs here and which costs more than the rest.
 4. A hook that finds no sidecar lets the engine go: then there is no stream to wait for.
-5. `wait_s` is the longest drain: settle, streams, and a second for those that are cut. The pod's grace is longer by
+5. A sidecar that does not answer its liveness probe gets `HUNG_S` to end, and not the pod's grace: what has hung for a
+   minute drains nothing, and the pod is out of service meanwhile.
+6. `wait_s` is the longest drain: settle, streams, and a second for those that are cut. The pod's grace is longer by
    `MARGIN_S`, which is the engine's own time to end.
 """
 
@@ -44,6 +46,8 @@ SETTLE_S: Final = 5
 CUT_S: Final = 5
 MARGIN_S: Final = 30
 """Kubernetes' own default of the grace period: what an engine has where nobody says anything."""
+HUNG_S: Final = 10
+"""Enough for the log's last lines."""
 
 DRAIN_SCRIPT: Final = f"""\
 import os, socket, sys
@@ -173,12 +177,14 @@ def container(sidecar: Sidecar) -> Object:
             "periodSeconds": 1,
             "timeoutSeconds": 3,
             "failureThreshold": 60,
+            "terminationGracePeriodSeconds": HUNG_S,
         },
         "livenessProbe": {
             "httpGet": {"path": "/livez", "port": ADMIN_PORT},
             "periodSeconds": 10,
             "timeoutSeconds": 3,
             "failureThreshold": 6,
+            "terminationGracePeriodSeconds": HUNG_S,
         },
         "readinessProbe": {
             "httpGet": {"path": "/readyz", "port": ADMIN_PORT},

@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,14 +18,19 @@ from sidecar.inject import status
 from sidecar.inject.container import Object
 from sidecar.inject.edit import edited
 from sidecar.inject.engines import Engine
-from sidecar.inject.names import PROXY_PORT
+from sidecar.inject.names import ENABLED, INJECT, PROXY_PORT
 from sidecar.inject.patch import Step
 from sidecar.inject.pod import Declined, Defaults, Injected, Problem, Refused, Restored
 from sidecar.inject.spelling import respelt, spellings
 from sidecar.inject.tree import Broken, chunks, compose
-from sidecar.inject.workloads import Workload, dotted, put, title, workloads
+from sidecar.inject.workloads import Workload, dotted, objects, put, strangers, title, workloads
 
 Path = tuple[Step, ...]
+
+_STRANGER: Final = (
+    f"left as it is: it has containers, and is of no kind whose pods are known here; give them the label"
+    f" {INJECT}: {ENABLED}, for the webhook"
+)
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -100,6 +105,8 @@ class _Run:
         return Outcome(() if self._problems else tuple(texts), tuple(self._problems), tuple(self._warnings), self._pods)
 
     def _texts(self, text: str) -> str:
+        mark = text[: text.startswith("\ufeff")]
+        text = text.removeprefix(mark)
         try:
             parts = chunks(text)
         except Broken as exc:
@@ -114,13 +121,13 @@ class _Run:
             except Broken as exc:
                 self._problems.append(Told(self._file, number, "", "", str(exc), line + exc.line))
             line += part.count("\n")
-        return "".join(done)
+        return mark + "".join(done)
 
     def _part(self, text: str) -> str:
         root = compose(text)
         if root is None:
             return text
-        for each in _objects(root.value):
+        for each, _ in objects(root.value):
             if each.get("apiVersion") == "v1" and each.get("kind") == "Service":
                 self._services.append((self._file, self._document, each))
         before = self._restored(text)
@@ -130,6 +137,9 @@ class _Run:
         root = compose(before)
         assert root is not None  # it was there above
         value = root.value
+        for named, at in strangers(value):
+            self._unfit = True
+            self._warnings.append(Told(self._file, self._document, named, dotted(at), _STRANGER))
         changed: list[Workload] = []
         for workload in workloads(value):
             if not isinstance(workload.pod, dict):
@@ -231,16 +241,6 @@ def _at(value: Any, path: Path) -> Any:
     for step in path:
         value = value[step]
     return value
-
-
-def _objects(value: Any) -> list[Object]:
-    """The objects of a document: itself, or those of a `List`."""
-    if not isinstance(value, dict):
-        return []
-    items = value.get("items")
-    if value.get("kind") == "List" and isinstance(items, list):
-        return [each for each in items if isinstance(each, dict)]
-    return [value]
 
 
 def _served(pod: Object, engine: Engine) -> _Served:

@@ -6,6 +6,8 @@
 3. A command line can be read and lengthened where it is given in words and the engine is the program that runs. That
    of a shell, of a user's script, or of the image itself cannot: the engine's address stays, and that is told.
 4. An address that the user wrote stays. One of loopback is what is wanted; another one is told.
+5. What a command line names by a variable is looked up in the container's own. A port that is said and cannot be read
+   is asked for: one that is guessed wrong is a sidecar that finds nobody.
 """
 
 import re
@@ -45,6 +47,14 @@ _FRONT: Final = "openai_frontend"
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _GPU: Final = re.compile(r"(?:^|[./])(?:gpu|mig-)")
 _LOOPBACK: Final = re.compile(r"127\.[0-9.]+|localhost|::1|\[::1\]")
+_VARIABLE: Final = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+"""What Kubernetes puts a variable's value for, in words of `command` and `args`."""
+_SHELL_VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^{}$]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
+_ELSEWHERE: Final[dict[str, str]] = {
+    "--uds": "listens at a unix socket, which no other container sees",
+    "--ssl-keyfile": "speaks TLS, which nobody needs within a pod, and the sidecar speaks HTTP with it",
+}
+"""Flags of vLLM with which the sidecar never reaches it."""
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -148,8 +158,11 @@ def _has_gpu(container: Container) -> bool:
 
 
 def _described(place: int, container: Container, kind: Kind, said: dict[str, str]) -> Engine:
-    line = [*(container.command or ()), *(container.args or ())]
     readable = _readable(container, kind)
+    line = _said_line(container, shell=not readable)
+    for flag, words in _ELSEWHERE.items():
+        if kind == "vllm" and (_value(line, flag) if readable else _anywhere(line, flag)) is not None:
+            raise Unclear(f'engine "{container.name}" {words}: take {flag} away')
     front = kind == "triton" and _FRONT in " ".join(line)
     port_flag = "--port" if kind != "triton" else "--openai-port" if front else "--http-port"
     port = _port(container, line, port_flag, said, readable, 9000 if front else DEFAULT_PORT)
@@ -233,13 +246,35 @@ def _port(container: Container, line: list[str], flag: str, said: dict[str, str]
         if port is None or not 1 <= port <= 65535:
             raise Unclear(f'{ENGINE_PORT} is "{text}", not a port')
         return port
-    port = _number(_value(line, flag) if readable else _anywhere(line, flag))
+    word = _value(line, flag) if readable else _anywhere(line, flag)
+    port = _number(word)
     if port is not None:
         return port
-    declared = [each.container_port for each in container.ports or ()]
-    if readable or default in declared or len(declared) != 1:
+    declared = [each.container_port for each in container.ports or () if each.protocol in (None, "TCP")]
+    if word is not None and len(declared) != 1:
+        raise Unclear(f'{flag} of container "{container.name}" is "{word}": annotate the pod with {ENGINE_PORT}: PORT')
+    # A file of settings may say another port than the default, and a script may.
+    if word is None and ((readable and _value(line, "--config") is None) or default in declared or len(declared) != 1):
         return default
     return declared[0]
+
+
+def _said_line(container: Container, *, shell: bool) -> list[str]:
+    """The command line, with the values of the container's own variables. `shell`: as one writes them, too."""
+    there = {each.name: each.value for each in container.env or () if each.value is not None}
+    line = [_VARIABLE.sub(lambda found: there.get(found[1], found[0]), word) for word in _words_of(container)]
+    if not shell:
+        return line
+    return [_SHELL_VARIABLE.sub(lambda found: _of_shell(found, there), word) for word in line]
+
+
+def _of_shell(found: re.Match[str], there: dict[str, str]) -> str:
+    name = found[1] or found[3]
+    return there.get(name) or found[2] or found[0]
+
+
+def _words_of(container: Container) -> list[str]:
+    return [*(container.command or ()), *(container.args or ())]
 
 
 def _number(text: str | None) -> int | None:

@@ -6,7 +6,8 @@
 3. The container stands after the mesh's own in `initContainers` and before the user's: its start needs the mesh, and
    what the user starts first may need the engine's door.
 4. Nothing of the pod as a whole is changed but its grace period, and what the mesh is told of ports and of its drain:
-   no user, no group, no account, no network.
+   no user, no group, no account, no network. A grace that is as long as streams is for the pod's end: an engine that
+   its own probes find hung has as long as it had before.
 5. An istio-proxy that is an ordinary container starts after ours, while Istio's rules may lead our startup probe to it
    already: each would wait for the other. That is refused, unless those rules leave our admin port out. It also ends
    with the engine, before the streams that pass it: that is told.
@@ -58,7 +59,8 @@ from sidecar.inject.names import (
 from sidecar.inject.shapes import Container, Hook, Needs, Pod, Probe, Spec, User
 from sidecar.policy.duration import parse_seconds
 
-MAX_DRAIN_S: Final = 7 * 24 * 3600
+MAX_DRAIN_S: Final = 3590
+"""`sidecar drain --wait` takes an hour at most in seconds, and waits 10 s longer than streams may go on."""
 
 INCLUDE_INBOUND: Final = "traffic.sidecar.istio.io/includeInboundPorts"
 EXCLUDE_INBOUND: Final = "traffic.sidecar.istio.io/excludeInboundPorts"
@@ -67,11 +69,15 @@ REWRITE: Final = "sidecar.istio.io/rewriteAppHTTPProbers"
 TEMPLATES: Final = "inject.istio.io/templates"
 MESH_CONFIG: Final = "proxy.istio.io/config"
 SCRAPED_PORT: Final = "prometheus.io/port"
+SYSTEM: Final = "kubernetes.io/os"
+WINDOWS: Final = "windows"
 
 _QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
 _DRAIN_OF_MESH: Final = re.compile(r"""drainDuration["']?\s*:\s*["']?([0-9a-z.]+)""")
 MESH_DRAIN_S: Final = 45.0
 """Istio's default."""
+USUAL_GRACE_S: Final = 30
+"""What a pod has where it says nothing."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -184,14 +190,16 @@ def _in_the_way(spec: Spec, view: Pod, engine: Engine) -> Iterator[Problem]:
             continue
         for index, port in enumerate(each.ports or ()):
             where = f"{path}.ports[{index}]"
-            taken = port.container_port if port.container_port in ports else port.host_port
-            if taken in ports:
+            taken = port.container_port
+            if taken in ports and port.protocol in (None, "TCP"):
                 yield Problem(where, f"port {taken} is the sidecar's ({ports[taken]})")
             elif port.name in PORT_NAMES:
                 yield Problem(where, f"the port's name \"{port.name}\" is the sidecar's")
         if each.name not in MESH:
             yield from _wrong_user(f"{path}.securityContext", each.security_context)
     yield from _wrong_user("spec.securityContext", spec.security_context)
+    if (spec.os is not None and spec.os.name == WINDOWS) or (spec.node_selector or {}).get(SYSTEM) == WINDOWS:
+        yield Problem("spec", "the pod is for Windows, and the sidecar's image for Linux")
     if engine.port in ports:
         yield Problem(f"spec.containers[{engine.container}]", f"the engine's port {engine.port} is the sidecar's")
     ours = {each["name"] for each in volumes(Sidecar())}
@@ -271,6 +279,9 @@ def _warnings(spec: Spec, view: Pod, engine: Engine, grace_s: int, wait_s: int) 
     if spec.host_network:
         ports = ", ".join(map(str, PORT_NAMES.values()))
         yield Problem("spec.hostNetwork", f"the ports {ports} are the node's, and Istio leaves such pods out")
+    for shared, key in ((spec.share_process_namespace, "shareProcessNamespace"), (spec.host_pid, "hostPID")):
+        if shared:
+            yield Problem(f"spec.{key}", "the engine sees the sidecar's process, and may end it if it is root")
     for index, port in enumerate((spec.containers or [])[engine.container].ports or ()):
         if port.host_port is not None and port.container_port in engine.closed and not spec.host_network:
             words = f"leads to {port.container_port}, which is on loopback now: nobody answers"
@@ -364,14 +375,16 @@ def _limited(needs: Needs | None) -> bool:
 def _with_sidecar(pod: Object, spec: Spec, engine: Engine, sidecar: Sidecar, problems: list[Problem]) -> Object:
     raw: Object = pod["spec"]
     after = dict(raw)
+    theirs = spec.termination_grace_period_seconds
+    raised = theirs is None or theirs < sidecar.grace_s
+    hung_s = max(1, USUAL_GRACE_S if theirs is None else theirs) if raised else None
     after["containers"] = [
-        _engine(each, (spec.containers or [])[index], index, engine, sidecar, problems)
+        _engine(each, (spec.containers or [])[index], index, engine, sidecar, hung_s, problems)
         if index == engine.container
         else each
         for index, each in enumerate(raw["containers"])
     ]
-    theirs = spec.termination_grace_period_seconds
-    if theirs is None or theirs < sidecar.grace_s:
+    if raised:
         grace_s = _grace_s(spec, engine, sidecar)
         after = _put(after, "terminationGracePeriodSeconds", grace_s, before=("initContainers", "containers"))
     first = raw.get("initContainers") or []
@@ -400,8 +413,15 @@ def _include_inbound(annotations: dict[str, Any], engine: Engine) -> None:
 
 
 def _engine(
-    raw: Object, view: Container, index: int, engine: Engine, sidecar: Sidecar, problems: list[Problem]
+    raw: Object,
+    view: Container,
+    index: int,
+    engine: Engine,
+    sidecar: Sidecar,
+    hung_s: int | None,
+    problems: list[Problem],
 ) -> Object:
+    """The engine's container. `hung_s`: what it has to end in when a probe of its fails; None: the pod's grace."""
     after = dict(raw)
     if engine.more:
         args = [*(raw.get("args") or []), *engine.more]
@@ -418,6 +438,8 @@ def _engine(
                 after[key] = hooks.from_within(raw[key], probe, view, engine)
             except hooks.Unresolved as exc:
                 problems.append(Problem(f"{where}.{key}", str(exc)))
+            if hung_s is not None and key != "readinessProbe" and probe.termination_grace_period_seconds is None:
+                after[key] = {**after[key], "terminationGracePeriodSeconds": hung_s}
     try:
         lifecycle = dict(raw.get("lifecycle") or {})
         lifecycle["preStop"] = hooks.pre_stop(_hook(view), view, sidecar)

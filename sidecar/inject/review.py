@@ -24,6 +24,9 @@ WARNING_CHARACTERS: Final = 250
 MOST_WARNINGS: Final = 10
 """An API server cuts off warnings of more than 256 characters, and all of them after 4096."""
 
+REFUSAL_CHARACTERS: Final = 2000
+"""Enough for some problems; what is refused may have a name for each of thousands of containers."""
+
 Result = Literal["injected", "unchanged", "declined", "refused"]
 
 
@@ -104,7 +107,7 @@ def reviewed(review: Review, rules: Rules) -> Verdict:
 def failed(uid: str, name: str, told: tuple[str, ...], rules: Rules) -> Verdict:
     """The answer for a pod that cannot be injected."""
     if rules.strict:
-        return Verdict(_answer(uid, refused="; ".join(told)), "refused", name, told)
+        return Verdict(_answer(uid, refused="; ".join(told)[:REFUSAL_CHARACTERS]), "refused", name, told)
     warnings = tuple(f"no sidecar: {each}"[:WARNING_CHARACTERS] for each in told)
     return Verdict(_answer(uid, warnings=warnings), "refused", name, told)
 

@@ -44,6 +44,7 @@ class Probe(msgspec.Struct, rename="camel"):
     tcp_socket: Socket | None = None
     grpc: dict[str, Any] | None = None
     timeout_seconds: int | None = None
+    termination_grace_period_seconds: int | None = None
 
 
 class Hook(msgspec.Struct, rename="camel"):
@@ -90,6 +91,13 @@ class Needs(msgspec.Struct):
     limits: dict[str, str | int | float] | None = None
 
 
+class Variable(msgspec.Struct):
+    """A variable; without `value` it comes from somewhere else."""
+
+    name: str
+    value: str | None = None
+
+
 class Container(msgspec.Struct, rename="camel"):
     """A container, of either kind."""
 
@@ -97,6 +105,7 @@ class Container(msgspec.Struct, rename="camel"):
     image: str | None = None
     command: list[str] | None = None
     args: list[str] | None = None
+    env: list[Variable] | None = None
     ports: list[Port] | None = None
     volume_mounts: list[Mount] | None = None
     resources: Needs | None = None
@@ -114,6 +123,12 @@ class Volume(msgspec.Struct):
     name: str
 
 
+class System(msgspec.Struct):
+    """A pod's operating system."""
+
+    name: str | None = None
+
+
 class Spec(msgspec.Struct, rename="camel"):
     """A pod's specification."""
 
@@ -121,6 +136,10 @@ class Spec(msgspec.Struct, rename="camel"):
     init_containers: list[Container] | None = None
     volumes: list[Volume] | None = None
     host_network: bool | None = None
+    host_pid: bool | None = msgspec.field(default=None, name="hostPID")
+    share_process_namespace: bool | None = None
+    os: System | None = None
+    node_selector: dict[str, str] | None = None
     termination_grace_period_seconds: int | None = None
     security_context: User | None = None
 

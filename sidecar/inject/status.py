@@ -8,12 +8,14 @@ remembered, whatever it is and whoever adds a change.
    when nothing else is in it.
 3. What was replaced, or lengthened, comes back only where our value still stands, by its digest: what was changed since
    is somebody's will, and is told.
-4. `texts` are for files alone: how a value was written where writing it anew would look different.
+4. What cannot be an injection's is not read: a pod's maker may write the annotation, and what it says is looked for in
+   lists that are as long as an API server lets them be.
+5. `texts` are for files alone: how a value was written where writing it anew would look different.
 """
 
 from copy import deepcopy
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -22,7 +24,12 @@ from sidecar.inject.names import STATUS
 from sidecar.inject.patch import Step, align, canonical, identity, keyed
 
 Path = tuple[Step, ...]
-Place = Annotated[Path, msgspec.Meta(min_length=1)]
+MOST_CHANGES: Final = 100
+"""Of one pod; the pods that tests have need 17 at most."""
+MOST_CHARACTERS: Final = 256 << 10
+"""Of all annotations of an object, as Kubernetes has it."""
+
+Place = Annotated[Path, msgspec.Meta(min_length=1, max_length=32)]
 """A path that leads somewhere: the annotation is a pod's maker's to write."""
 
 
@@ -34,7 +41,7 @@ class Undo(msgspec.Struct, frozen=True, omit_defaults=True):
     at: Place
     was: Any = msgspec.UNSET
     index: int = -1
-    of: tuple[Step, ...] = ()
+    of: Annotated[tuple[Step, ...], msgspec.Meta(max_length=MOST_CHANGES)] = ()
     cut: int = 0
     put: str = ""
 
@@ -50,7 +57,7 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the annotation says. `version`: of the sidecar that wrote it."""
 
     version: str
-    undo: tuple[Undo, ...] = ()
+    undo: Annotated[tuple[Undo, ...], msgspec.Meta(max_length=MOST_CHANGES)] = ()
     texts: tuple[Text, ...] = ()
 
 
@@ -64,8 +71,11 @@ def read(pod: Object) -> Status | None:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     if STATUS not in annotations:
         return None
+    text = annotations[STATUS]
+    if isinstance(text, str) and len(text) > MOST_CHARACTERS:
+        raise ValueError(f"is longer than {MOST_CHARACTERS} characters")
     try:
-        return msgspec.json.decode(annotations[STATUS], type=Status)
+        return msgspec.json.decode(text, type=Status)
     except (msgspec.DecodeError, TypeError) as exc:
         raise ValueError(f"is not what `sidecar inject` writes: {exc}") from exc
 

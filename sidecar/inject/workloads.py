@@ -1,6 +1,9 @@
 """Where pods are in the objects that people write: the kinds of Kubernetes that have one, and lists of them.
 
-A Job's pods get a sidecar as any others: as a native sidecar it does not keep a Job from ending.
+1. A Job's pods get a sidecar as any others: as a native sidecar it does not keep a Job from ending.
+2. Kinds of others' are here where their pod is a template as Kubernetes has it, and theirs to make: of a group that
+   answers as one (LeaderWorkerSet) the leader's. What makes pods of something else, and merges into them what it likes
+   (KServe, Ray), is told and left: the webhook sees its pods as they are made.
 """
 
 from collections.abc import Iterator
@@ -11,17 +14,24 @@ import msgspec
 from sidecar.inject.container import Object
 from sidecar.inject.patch import Step
 
-TEMPLATES: Final[dict[tuple[str, str], tuple[str, ...]]] = {
-    ("v1", "Pod"): (),
-    ("v1", "PodTemplate"): ("template",),
-    ("v1", "ReplicationController"): ("spec", "template"),
-    ("apps/v1", "Deployment"): ("spec", "template"),
-    ("apps/v1", "StatefulSet"): ("spec", "template"),
-    ("apps/v1", "DaemonSet"): ("spec", "template"),
-    ("apps/v1", "ReplicaSet"): ("spec", "template"),
-    ("batch/v1", "Job"): ("spec", "template"),
-    ("batch/v1", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
+_USUAL: Final = (("spec", "template"),)
+_LEADER: Final = ("spec", "leaderWorkerTemplate", "leaderTemplate")
+_WORKER: Final = ("spec", "leaderWorkerTemplate", "workerTemplate")
+
+TEMPLATES: Final[dict[tuple[str, str], tuple[tuple[str, ...], ...]]] = {
+    ("v1", "Pod"): ((),),
+    ("v1", "PodTemplate"): (("template",),),
+    ("v1", "ReplicationController"): _USUAL,
+    ("apps/v1", "Deployment"): _USUAL,
+    ("apps/v1", "StatefulSet"): _USUAL,
+    ("apps/v1", "DaemonSet"): _USUAL,
+    ("apps/v1", "ReplicaSet"): _USUAL,
+    ("batch/v1", "Job"): _USUAL,
+    ("batch/v1", "CronJob"): (("spec", "jobTemplate", "spec", "template"),),
+    ("argoproj.io/v1alpha1", "Rollout"): _USUAL,
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): (_LEADER, _WORKER),
 }
+"""Where a kind's pod is; of several places the first that is there."""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -33,19 +43,57 @@ class Workload(msgspec.Struct, frozen=True):
     pod: Any
 
 
-def workloads(value: Any, at: tuple[Step, ...] = ()) -> Iterator[Workload]:
-    """Those in a document; those of a `List` one by one. What is no pod, or has none, is passed over."""
+def objects(value: Any, at: tuple[Step, ...] = ()) -> Iterator[tuple[Object, tuple[Step, ...]]]:
+    """The objects of a document, and where they are: itself, or those of a list, which may leave their kind to it."""
     if not isinstance(value, dict):
         return
-    version, kind = value.get("apiVersion"), value.get("kind")
-    if (version, kind) == ("v1", "List"):
-        items = value.get("items")
-        for index, each in enumerate(items if isinstance(items, list) else ()):
-            yield from workloads(each, (*at, "items", index))
+    kind, items = value.get("kind"), value.get("items")
+    if not (isinstance(kind, str) and kind.endswith("List") and isinstance(items, list)):
+        yield value, at
         return
-    template = TEMPLATES.get((version, kind)) if isinstance(version, str) and isinstance(kind, str) else None
-    if template is not None:
-        yield Workload(title(value), at, template, taken(value, template))
+    named = {} if kind == "List" else {"apiVersion": value.get("apiVersion"), "kind": kind.removesuffix("List")}
+    for index, each in enumerate(items):
+        yield from objects({**named, **each} if isinstance(each, dict) else each, (*at, "items", index))
+
+
+def workloads(value: Any) -> Iterator[Workload]:
+    """Those in a document; those of a list one by one. What is no pod, or has none, is passed over."""
+    for each, at in objects(value):
+        places = _places(each)
+        if places:
+            template = next((place for place in places if taken(each, place) is not None), places[0])
+            yield Workload(title(each), at, template, taken(value, (*at, *template)))
+
+
+def strangers(value: Any) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """Objects of kinds that are not known here and have containers: what they are called, and where they are."""
+    for each, at in objects(value):
+        if not _places(each) and each.get("kind") not in _NO_PODS and _has_containers(each):
+            yield title(each), at
+
+
+_NO_PODS: Final = frozenset({"CustomResourceDefinition", "ValidatingAdmissionPolicy"})
+
+
+def _places(value: Object) -> tuple[tuple[str, ...], ...]:
+    version, kind = value.get("apiVersion"), value.get("kind")
+    if not isinstance(version, str) or not isinstance(kind, str):
+        return ()
+    if taken(value, ("spec", "workloadRef")) is not None:
+        return ()  # a Rollout whose pod is another object's
+    return TEMPLATES.get((version, kind), ())
+
+
+def _has_containers(value: Any) -> bool:
+    """Whether there is a list of containers, with images, anywhere."""
+    if isinstance(value, list):
+        return any(map(_has_containers, value))
+    if not isinstance(value, dict):
+        return False
+    listed = value.get("containers")
+    if isinstance(listed, list) and any(isinstance(each, dict) and "image" in each for each in listed):
+        return True
+    return any(map(_has_containers, value.values()))
 
 
 def title(value: Object) -> str:

@@ -196,6 +196,18 @@ def _policy_ports(kind: str, spec: Object) -> Iterator[int]:
             yield from map(int, spec.get("portLevelMtls") or {})
 
 
+def plain_ports(objects: list[Object]) -> Iterator[str]:
+    """What goes past istio-proxy is not encrypted by callers' proxies: they go by the PeerAuthentication."""
+    for each, pod in pods(objects):
+        excluded = (pod["metadata"].get("annotations") or {}).get("traffic.sidecar.istio.io/excludeInboundPorts", "")
+        for port in filter(None, excluded.split(",")):
+            for one in of_kind(objects, "PeerAuthentication"):
+                mode = (one["spec"].get("portLevelMtls") or {}).get(port, {}).get("mode")
+                if _fits(one["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]) and mode != "DISABLE":
+                    where = f"{called(one)}: spec.portLevelMtls"
+                    yield f"{where}: callers speak TLS to {port}, where {called(each)} does not"
+
+
 def routes(objects: list[Object]) -> Iterator[str]:
     """Routes lead to Services, their ports and their versions; parts are of 10,000; nothing is retried or timed."""
     services_by_name = _services(objects)
@@ -415,6 +427,7 @@ CHECKS: tuple[Check, ...] = (
     mounts,
     selectors,
     closed_ports,
+    plain_ports,
     routes,
     versions,
     scaling,

@@ -304,6 +304,17 @@ def grace(objects: list[Object]) -> Iterator[str]:
                 yield f"{where}: proxy.istio.io/config: drainDuration {drain} cuts streams before the drain does"
 
 
+def hanging(objects: list[Object]) -> Iterator[str]:
+    """What its own probe finds hung is ended soon: a grace that is as long as streams is for the pod's end alone."""
+    for each, pod in pods(objects):
+        if not (_sidecars(pod) or "sidecar.infra.ai/inject" in pod["metadata"]["labels"]):
+            continue
+        for path, container in containers(pod):
+            for key in ("startupProbe", "livenessProbe"):
+                if container.get(key, {}).get("terminationGracePeriodSeconds", 640) > 60:
+                    yield f"{called(each)}: {path}.{key}: what hangs has the pod's whole grace to end"
+
+
 def _wait_s(container: Object) -> float:
     """How long a container's preStop waits for the sidecar's drain; 0 where it does not."""
     command: list[Any] = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec", {}).get("command", [])
@@ -368,6 +379,7 @@ CHECKS: tuple[Check, ...] = (
     words,
     policies,
     grace,
+    hanging,
     operators,
     order,
 )

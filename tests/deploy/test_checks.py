@@ -177,6 +177,24 @@ FAULTS = [
     ),
     Fault("grace", BASE, lambda o: _env(o, "SIDECAR_DRAIN", "30m"), "not longer than the drain"),
     Fault(
+        "hanging",
+        BASE,
+        lambda o: _sidecar(o)["livenessProbe"].pop("terminationGracePeriodSeconds"),
+        "initContainers[0].livenessProbe: what hangs has",
+    ),
+    Fault(
+        "hanging",
+        AMBIENT,
+        lambda o: _engine(o)["startupProbe"].update(terminationGracePeriodSeconds=600),
+        "containers[0].startupProbe: what hangs has",
+    ),
+    Fault(
+        "plain_ports",
+        BASE,
+        lambda o: _spec(o, "PeerAuthentication").pop("portLevelMtls"),
+        "callers speak TLS to 9401, where Deployment/vllm does not",
+    ),
+    Fault(
         "grace",
         BASE,
         lambda o: one(o, "Deployment")["spec"]["template"]["metadata"]["annotations"].pop("proxy.istio.io/config"),

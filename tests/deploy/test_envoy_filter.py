@@ -14,6 +14,7 @@ import pytest
 
 from tests.control.xds.envoys import NETWORK, program
 from tests.deploy.objects import ISTIO, Object, kustomize, one
+from tests.deploy.test_helm import made
 
 LIMIT_S = 20.0
 ROUTER = {
@@ -122,3 +123,13 @@ def test_envoy_refuses_what_it_does_not_know(tmp_path: Path, wrong: str) -> None
     else:
         source[wrong] = source.pop("inline_string")
     assert _validated(tmp_path, spoilt).returncode != 0
+
+
+def test_a_class_may_be_called_what_is_a_word_of_the_script_s_language(tmp_path: Path) -> None:
+    told = {"breakers": {"request": {"enabled": True, "classes": ["end", "local", "code"]}}}
+    patches = one(made(told), "EnvoyFilter")["spec"]["configPatches"]
+    filters = [each["patch"]["value"] for each in patches]
+    checked = _validated(tmp_path, filters)
+    assert checked.returncode == 0, checked.stderr
+    with _envoy(tmp_path, filters) as port:
+        assert _get(port, "/", {"x-request-kind": "end"})[1] == "end"

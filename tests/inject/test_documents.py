@@ -204,6 +204,30 @@ def test_what_did_not_ask_and_is_no_engine_is_left_beside_others() -> None:
     assert "no container looks like" in refused(f"{labelled}---\n{_POD}")[0]
 
 
+_STRANGE = "kind: InferenceService\nspec: {predictor: {containers: [{name: k, image: vllm/vllm-openai:v1}]}}\n"
+
+
+def test_a_kind_that_is_not_known_and_has_containers_is_told() -> None:
+    text = f"apiVersion: serving.kserve.io/v1beta1\n{_STRANGE}"
+    (alone,) = refused(text)
+    assert "(InferenceService): left as it is: it has containers" in alone
+    done = injected([("pod.yaml", f"{text}---\n{_POD}")], MINE)
+    assert done.texts[0].startswith(text) and [alone in str(each) for each in done.warnings] == [True]
+
+
+def test_a_mark_of_the_byte_order_stays() -> None:
+    text = f"\ufeff{_POD}"
+    once = there(text)
+    assert once == f"\ufeff{there(_POD)}" and back(once) == text
+
+
+def test_a_list_of_one_kind_is_one() -> None:
+    items = "".join(f"- {line}" if not number else f"  {line}" for number, line in enumerate(_POD.splitlines(True)[2:]))
+    text = f"apiVersion: v1\nkind: PodList\nitems:\n{items}"
+    once = there(text)
+    assert "name: llm-sidecar\n" in once and back(once) == text
+
+
 def test_who_wants_none_gets_none() -> None:
     text = _POD.replace("{name: one}", "{name: one, labels: {sidecar.infra.ai/inject: disabled}}")
     assert there(text) == text

@@ -9,8 +9,20 @@ from hypothesis import given, settings
 
 from sidecar.inject.container import Sidecar, container, engine_mount, engine_pre_stop, volumes
 from sidecar.inject.names import STATUS
-from sidecar.inject.pod import Declined, Defaults, Injected, Problem, Refused, Restored, guaranteed, inject, uninject
+from sidecar.inject.pod import (
+    MAX_DRAIN_S,
+    Declined,
+    Defaults,
+    Injected,
+    Problem,
+    Refused,
+    Restored,
+    guaranteed,
+    inject,
+    uninject,
+)
 from sidecar.inject.shapes import Spec
+from sidecar.policy.duration import parse_seconds, parse_span
 from tests.inject.pods import pods
 
 Object = dict[str, Any]
@@ -100,7 +112,16 @@ ISTIO = {"name": "istio-proxy", "image": "istio/proxyv2"}
             pod(engine={"ports": [{"containerPort": 9401}]}),
             "spec.containers[0].ports[0]: port 9401 is the sidecar's (http-admin)",
         ),
-        (pod(engine={"ports": [{"containerPort": 1, "hostPort": 9400}]}), "port 9400 is the sidecar's (http-llm)"),
+        (
+            pod(engine={"ports": [{"containerPort": 9400, "hostPort": 9400, "protocol": "TCP"}]}, hostNetwork=True),
+            "port 9400 is the sidecar's (http-llm)",
+        ),
+        (pod(os={"name": "windows"}), "spec: the pod is for Windows"),
+        (pod(nodeSelector={"kubernetes.io/os": "windows"}), "spec: the pod is for Windows"),
+        (
+            pod(annotations={"sidecar.infra.ai/drain-seconds": "3591"}),
+            '"3591" is not a number of seconds from 1 to 3590',
+        ),
         (pod(others=[{"name": "o", "ports": [{"containerPort": 9402}]}]), "spec.containers[1].ports[0]: port 9402"),
         (
             pod(initContainers=[{"name": "o", "ports": [{"containerPort": 9400}]}]),
@@ -156,6 +177,9 @@ def test_what_stands_in_the_way_is_told_with_its_place(given: Any, words: str) -
         pod(initContainers=[{**ISTIO, "restartPolicy": "Always", "securityContext": {"runAsUser": 1337}}]),
         pod(securityContext={"runAsUser": 1000, "fsGroup": 1337}),
         pod(engine={"volumeMounts": [{"name": "x", "mountPath": "/run"}]}),
+        pod(engine={"ports": [{"containerPort": 9400, "protocol": "UDP"}]}),
+        pod(engine={"ports": [{"containerPort": 1, "hostPort": 9400}]}),
+        pod(os={"name": "linux"}, nodeSelector={"kubernetes.io/os": "linux"}),
         pod(volumes=None, initContainers=None, engine={"ports": None, "volumeMounts": None, "lifecycle": None}),
     ],
 )
@@ -167,6 +191,8 @@ def test_what_only_looks_like_it_does_not(given: Object) -> None:
     ("given", "words"),
     [
         (pod(hostNetwork=True), "spec.hostNetwork: the ports 9400, 9401, 9402 are the node's"),
+        (pod(shareProcessNamespace=True), "spec.shareProcessNamespace: the engine sees the sidecar's process"),
+        (pod(hostPID=True), "spec.hostPID: the engine sees the sidecar's process"),
         (pod(securityContext={"runAsUser": 65532}), "spec.containers[0].securityContext.runAsUser: user 65532"),
         (
             pod(engine={"securityContext": {"runAsUser": 65532}}, securityContext={"runAsUser": 1000}),
@@ -234,6 +260,30 @@ def test_the_grace_is_longer_than_the_drain_and_what_follows(
     spec = injected(pod(engine=lifecycle, terminationGracePeriodSeconds=theirs)).pod["spec"]
     assert spec["terminationGracePeriodSeconds"] == grace
     assert spec["containers"][0]["lifecycle"]["postStart"] == {"sleep": {"seconds": 1}}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "hung"),
+    [(None, None, 30), (0, None, 1), (45, None, 45), (45, 7, 7), (640, None, None), (3600, None, None)],
+)
+def test_an_engine_that_hangs_has_as_long_to_end_as_it_had(
+    theirs: int | None, own: int | None, hung: int | None
+) -> None:
+    probe = {"httpGet": {"path": "/health", "port": 8000}}
+    asked = probe if own is None else {**probe, "terminationGracePeriodSeconds": own}
+    probes = {"startupProbe": asked, "livenessProbe": asked, "readinessProbe": probe}
+    spec = injected(pod(engine=probes, terminationGracePeriodSeconds=theirs)).pod["spec"]
+    (engine,) = spec["containers"]
+    for key in ("startupProbe", "livenessProbe"):
+        assert engine[key].get("terminationGracePeriodSeconds") == hung
+    assert "terminationGracePeriodSeconds" not in engine["readinessProbe"], "Kubernetes takes none there"
+
+
+def test_the_longest_drain_is_one_that_the_sidecar_takes() -> None:
+    ours = injected(pod(annotations={"sidecar.infra.ai/drain-seconds": str(MAX_DRAIN_S)})).pod["spec"]["initContainers"]
+    said = {each["name"]: each.get("value") for each in ours[0]["env"]}
+    assert parse_seconds(said["SIDECAR_DRAIN"]) == MAX_DRAIN_S
+    assert parse_span(ours[0]["lifecycle"]["preStop"]["exec"]["command"][-1]) == MAX_DRAIN_S + 10
 
 
 def test_annotations_say_more_than_defaults() -> None:

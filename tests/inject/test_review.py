@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from sidecar.inject.pod import Defaults, Injected, inject
-from sidecar.inject.review import MOST_WARNINGS, Rules, Verdict, question, reviewed
+from sidecar.inject.review import MOST_WARNINGS, REFUSAL_CHARACTERS, Rules, Verdict, question, reviewed
 from tests.inject.applying import applied
 
 ASKING = {"sidecar.infra.ai/inject": "enabled"}
@@ -125,6 +125,12 @@ def test_warnings_are_few_and_short_enough_for_an_api_server() -> None:
     many = less(spec={"containers": [{**POD["spec"]["containers"][0], "ports": ports}]})
     warnings = verdict(many).answer["response"]["warnings"]
     assert len(warnings) == MOST_WARNINGS and max(map(len, warnings)) <= 256
+
+
+def test_a_refusal_is_no_longer_than_one_reads() -> None:
+    many = less(spec={"containers": [{"name": f"c{at}", "image": "vllm/vllm-openai:v1"} for at in range(1000)]})
+    message = verdict(many, Rules(strict=True)).answer["response"]["status"]["message"]
+    assert 100 < len(message) <= REFUSAL_CHARACTERS + 20
 
 
 @pytest.mark.parametrize(

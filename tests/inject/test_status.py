@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from sidecar.inject.names import STATUS
 from sidecar.inject.patch import equal
-from sidecar.inject.status import Status, Text, digest, encode, read, remember, undone, with_texts
+from sidecar.inject.status import (
+    MOST_CHANGES,
+    MOST_CHARACTERS,
+    Status,
+    Text,
+    Undo,
+    digest,
+    encode,
+    read,
+    remember,
+    undone,
+    with_texts,
+)
 
 LEAVES = st.one_of(st.none(), st.integers(0, 3), st.sampled_from(["a", "b"]))
 NAMED = st.lists(
@@ -117,6 +129,21 @@ def test_texts_are_kept_beside() -> None:
 def test_what_somebody_else_wrote_there_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not what `sidecar inject` writes"):
         read({"metadata": {"annotations": {STATUS: text}}})
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        Status("1", (Undo(("spec", "x")),) * (MOST_CHANGES + 1)),
+        Status("1", (Undo(("spec", "x"), of=("a",) * (MOST_CHANGES + 1)),)),
+        Status("1", (Undo(("x",) * 33),)),
+        Status("1", texts=(Text(("x",), "y" * MOST_CHARACTERS),)),
+    ],
+    ids=["changes", "names", "deep", "long"],
+)
+def test_more_than_an_injection_does_is_not_read(status: Status) -> None:
+    with pytest.raises(ValueError, match=r"is longer than|is not what"):
+        read({"metadata": {"annotations": {STATUS: encode(status)}}})
 
 
 def test_there_may_be_none() -> None:

@@ -83,6 +83,7 @@ startupProbe:
   periodSeconds: 1
   timeoutSeconds: 3
   failureThreshold: 60
+  terminationGracePeriodSeconds: 10
 livenessProbe:
   httpGet:
     path: /livez
@@ -90,6 +91,8 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 3
   failureThreshold: 6
+  # One that hangs has nothing to drain.
+  terminationGracePeriodSeconds: 10
 readinessProbe:
   httpGet:
     path: /readyz

@@ -196,11 +196,14 @@ spec:
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: {{ div (int $v.engine.startSeconds) 10 }}
+            terminationGracePeriodSeconds: 30
           livenessProbe:
             {{- include "llm-sidecar.probe" .root | nindent 12 }}
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 6
+            # The pod's grace is for its streams' end, not for an engine that hangs.
+            terminationGracePeriodSeconds: 30
           readinessProbe:
             {{- include "llm-sidecar.probe" .root | nindent 12 }}
             periodSeconds: 5
