@@ -10,6 +10,10 @@ one tells the ledger that the log is away, before the log itself may have notice
 again, nothing is asked. A server that has lost all counts the sidecars anew as they come: for `REJOIN_S` fewer than
 there were are not believed, or the first to come would take the part of all. Whoever ends gives back what it holds, or
 the others would have to do without it until the window is over.
+
+A server that answers and refuses does so for one budget's sake: keys that are another program's, or broken. That one is
+said, goes without, and is tried again after `REFUSED_S`; the others of its round trip are asked one by one. Where
+nothing went well for `REFUSED_S` it is the server, and the log is away.
 """
 
 import asyncio
@@ -32,6 +36,11 @@ PAUSE_S: Final = 0.02
 REJOIN_S: Final = 5.0
 LEAVE_S: Final = 0.25
 CRASHED_S: Final = 1.0
+REFUSED_S: Final = 5.0
+SAID_S: Final = 60.0
+"""Budgets that are refused are said at most so often, and how many more there were."""
+_OF_ONE: Final = frozenset({"foreign", "server"})
+"""What a server says of a call's keys, and not of itself (`StoreDown.word`)."""
 
 
 class Say(Protocol):
@@ -73,6 +82,9 @@ class Quotas:
         self._wake = asyncio.Event()
         self._up = True
         self._rejoined_at = -REJOIN_S
+        self._went_well_at = -REFUSED_S
+        self._refused = 0
+        self._may_say_at = 0.0
         ledger.wake = self._wake.set
 
     async def run(self) -> None:
@@ -127,19 +139,52 @@ class Quotas:
 
     async def _ask(self, draws: list[ledgers.Draw]) -> None:
         ledger = self.ledger
-        replies: list[Reply] = []
+        replies: list[Reply | None] = []
         try:
-            replies = await self._log.ask([call_of(draw, self._observer, self._server_us) for draw in draws])
-        except StoreDown:
-            self._lose(self._clock())
+            replies = await self._replies(draws)
         finally:
             now = self._clock()
             for place, draw in enumerate(draws):
-                if place < len(replies) and replies[place].record:
-                    ledger.drawn(draw, drawn_of(replies[place]), now)
+                reply = replies[place] if place < len(replies) else None
+                if reply is not None and reply.record:
+                    ledger.drawn(draw, drawn_of(reply), now)
                 else:
-                    ledger.undrawn(draw, now)
+                    ledger.undrawn(draw, now, REFUSED_S if place < len(replies) else ledgers.ASK_S)
         await asyncio.sleep(0)  # a store in this process answers without waiting
+
+    async def _replies(self, draws: list[ledgers.Draw]) -> list[Reply | None]:
+        """What the server answers, as far as it does; None: that one it refuses."""
+        calls: list[Call] = [call_of(draw, self._observer, self._server_us) for draw in draws]
+        replies: list[Reply | None] = []
+        try:
+            replies += await self._log.ask(calls)
+        except StoreDown as exc:
+            if exc.word not in _OF_ONE:
+                self._lose(self._clock())
+                return []
+            for draw, call in zip(draws, calls, strict=True):
+                try:
+                    replies += await self._log.ask([call])
+                except StoreDown as why:
+                    if why.word not in _OF_ONE:
+                        self._lose(self._clock())
+                        return replies
+                    replies.append(None)
+                    self._tell(draw, why)
+        now = self._clock()
+        if any(replies):
+            self._went_well_at = now
+        elif now - self._went_well_at >= REFUSED_S:
+            self._lose(now)
+        return replies
+
+    def _tell(self, draw: ledgers.Draw, why: StoreDown) -> None:
+        self._refused += 1
+        now = self._clock()
+        if now >= self._may_say_at:
+            self._may_say_at = now + SAID_S
+            self._say("warning", "quota_refused", quota=draw.budget.rule.name, error=str(why), refused=self._refused)
+            self._refused = 0
 
 
 def call_of(draw: ledgers.Draw, observer: str, server_us: Callable[[float], int]) -> Draw:

@@ -12,12 +12,13 @@ import pytest
 from sidecar.core.quotas.quota import Exceeded, Ledger, Reservation
 from sidecar.draws import Quotas
 from sidecar.policy.schema import Quota
+from sidecar.txlog.codec import budget_key, budget_shard
 from sidecar.txlog.local import LocalStore
 from sidecar.txlog.log import State
 from sidecar.txlog.server import RedisStore
 from sidecar.txlog.store import Call, Reply, Store, StoreDown
 from tests.quota_world import Sidecar, World, most_in_a_span
-from tests.servers import valkey
+from tests.servers import ask_at, valkey
 
 LIMIT = 20_000
 MINUTE = Quota(name="q", tokens_per_minute=LIMIT)
@@ -118,7 +119,7 @@ def test_what_a_request_gives_back_of_a_day_is_everybodys_again_though_nobody_el
     assert world.budgets("ann")[-1].meters[0].used == 10 * 200
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 5, 16, 19])
 def test_whatever_becomes_of_policy_server_and_clock_nothing_stays_held(seed: int) -> None:
     chance = random.Random(seed)
 
@@ -370,6 +371,46 @@ async def test_a_real_server_counts_as_the_one_in_this_process(tmp_path: Path) -
             await store.close()
     assert told == await used_at(None)
     assert told[-1] == 2 * (100 + 700 + 50)
+
+
+async def test_a_budget_that_the_server_refuses_is_its_own_tenants_affair(tmp_path: Path) -> None:
+    clock = time.monotonic
+    async with valkey(tmp_path) as server:
+        store = RedisStore(server.url, "t")
+        await store.open()
+        try:
+            loop, log, ledger, _, said = joined(MINUTE, clock=clock)
+            log.store = store
+            for round_ in range(3):
+                for tenant in ("ann", "bob", "cleo"):
+                    held = ledger.reserve(ledger.budgets(tenant, "m"), 100, clock())
+                    assert isinstance(held, Reservation)
+                    ledger.known(tenant)[0].due_at = 0.0
+                await loop.turn()
+                if not round_:
+                    for key, of in ((budget_key("q", "ann"), ""), (budget_key("q", "bob"), "drawers:")):
+                        name = f"{{t:{budget_shard(key):02d}}}:{of}{key}"
+                        assert await ask_at(server.url, "DEL", name) == 1
+                        await ask_at(server.url, "SET", name, "another program's")
+            ann, bob, cleo = (ledger.known(tenant)[0] for tenant in ("ann", "bob", "cleo"))
+            assert (ann.meters[0].used, ann.meters[0].debt, ledger.state) == (100, 200, "up")
+            assert bob.meters[0].used == 100 and cleo.meters[0].used >= 300
+            assert said.events == ["quota_refused"] and ann.due_at > clock() + 1.0
+        finally:
+            await store.close()
+
+
+async def test_a_server_that_refuses_all_is_away() -> None:
+    loop, log, ledger, now, _ = joined(MINUTE)
+
+    async def refuses(calls: list[Call]) -> list[Reply]:
+        raise StoreDown("server", "it does not know the function")
+
+    log.ask = refuses  # type: ignore[method-assign]
+    for tenant in ("ann", "bob"):
+        ledger.reserve(ledger.budgets(tenant, "m"), 100, now[0])
+    await loop.turn()
+    assert ledger.state == "away"
 
 
 async def test_a_fault_in_a_turn_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,12 +417,12 @@ class Ledger:
         if budget.has_words(self.members):
             self._queue(budget)
 
-    def undrawn(self, draw: Draw, now: float) -> None:
-        """A draw failed, and may have been done all the same (rule 7)."""
+    def undrawn(self, draw: Draw, now: float, wait_s: float = ASK_S) -> None:
+        """A draw failed, and may have been done all the same (rule 7); the next one is not before `wait_s` are over."""
         budget = draw.budget
         budget.rule.counts.draw_failures += 1
         budget.unanswered(draw)
-        budget.due_at = now + ASK_S
+        budget.due_at = now + wait_s
         self._watch(budget, now)
         self._queue(budget)
 
