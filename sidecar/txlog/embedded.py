@@ -14,7 +14,9 @@ client. It listens at a unix socket that only our user may open, and at no port.
    server. If it will not start with its file, twice, the file is put aside under a name that is said, and it starts
    empty: the sidecar's own records go back into it. If it will not start without the file either, the file was not at
    fault, and is put back.
-5. Its memory is bounded, and a full one refuses writes; it forgets nothing by itself. So does a full disk.
+5. Its memory is bounded. A full one forgets budgets, those first that were not drawn on for longest: their names are
+   clients', and made-up ones are not to take the log away from all. Of registers and records it forgets nothing, and
+   where they fill it, it refuses writes. So does a full disk.
 6. What it writes while it starts is shown only if it does not come up; after that its warnings are logged, a few a
    minute.
 """
@@ -276,7 +278,7 @@ class _Embedded:
             *("--dir", str(self._directory), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
             # The first is the server's default, and rule 4 rests on it.
             *("--aof-load-truncated", "yes", "--auto-aof-rewrite-min-size", "16mb"),
-            *("--maxmemory", str(MAX_MEMORY_BYTES), "--maxmemory-policy", "noeviction"),
+            *("--maxmemory", str(MAX_MEMORY_BYTES), "--maxmemory-policy", "volatile-lru"),
             *("--databases", "1", "--maxclients", "1000", "--loglevel", "notice"),
         ]
 

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.txlog import embedded
+from sidecar.txlog.codec import budget_key
+from sidecar.txlog.server import RedisStore
+from sidecar.txlog.store import Beat, Draw, Unit, Window
 from tests.servers import LIMIT_S, ask_at, until, valkey_binary
 
 MUCH = "x" * 1000
@@ -98,7 +101,7 @@ async def test_it_serves_at_a_private_socket_and_keeps_what_it_was_told(tmp_path
         config = dict(zip(asked[::2], asked[1::2], strict=True))
         wanted = {"port": "0", "appendonly": "yes", "appendfsync": "everysec", "save": "", "databases": "1"} | {
             "maxmemory": str(embedded.MAX_MEMORY_BYTES),
-            "maxmemory-policy": "noeviction",
+            "maxmemory-policy": "volatile-lru",
             "aof-load-truncated": "yes",
         }
         assert {name: config[name.encode()] for name in wanted} == {
@@ -417,6 +420,23 @@ async def test_its_warnings_are_logged_a_few_a_minute(tmp_path: Path) -> None:
     assert {fields["skipped"] for fields in told} == {0}
     assert said.last("embedded_ended")["how"] == "ended with 0"
     assert "careful 24" in str(said.last("embedded_ended")["output"])
+
+
+async def test_budgets_of_made_up_tenants_do_not_take_the_log_away(tmp_path: Path) -> None:
+    async with running(tmp_path / "d") as url:
+        await ask_at(url, "CONFIG", "SET", "maxmemory", "4mb")
+        await ask_at(url, "SET", "a register", "1")
+        store = RedisStore(url, "t")
+        await store.open()
+        day = (Window(Unit.TOKENS, 86_400_000, 100_000, must=1),)
+        for first in range(0, 6000, 200):
+            keys = [budget_key("q", f"made up {number}") for number in range(first, first + 200)]
+            await store.call([Draw(key=key, by="pod", windows=day) for key in keys])
+        await store.call([Beat(by="pod")])
+        await store.close()
+        stats = await ask_at(url, "INFO", "stats")
+        assert isinstance(stats, bytes) and b"evicted_keys:0\r" not in stats
+        assert await ask_at(url, "GET", "a register") == b"1"
 
 
 async def test_a_full_memory_refuses_writes_and_reads_on(tmp_path: Path) -> None:
