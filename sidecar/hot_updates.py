@@ -43,6 +43,7 @@ from sidecar.core.right_answer import judged
 from sidecar.core.service import ServiceState
 from sidecar.core.table import PARTS, Progress, Stepped, Table, Target, started
 from sidecar.kernel.change import Again, Before, Done, Failed, Outcome
+from sidecar.kernel.count import counted
 from sidecar.kernel.errors import SidecarError
 from sidecar.kernel.ids import EndpointKey, ServiceName
 from sidecar.policy.schema import Endpoint, front_of
@@ -597,7 +598,7 @@ class HotUpdates:
             endpoints=endpoints,
             by=_by(running.update),
         )
-        outcome = _of(await self._desk.submit(update), f"{len(endpoints)} endpoints in the routing table")
+        outcome = _of(await self._desk.submit(update), f"{counted(len(endpoints), 'endpoint')} in the routing table")
         if isinstance(outcome, Failed):
             # An earlier try, whose answer was lost, may have been done.
             return Failed(outcome.why, any(target.url in ours for target in self._targets(running)))

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from sidecar.admin.update import TargetDocument, UpdateDocument, encode_update
+from sidecar.kernel.count import counted
 from sidecar.operate import (
     FAILED,
     OK,
@@ -340,11 +341,13 @@ def _canary_notes(canary: Canary) -> list[str]:
     notes = [f"evidence: {canary.evidence}"] if canary.evidence else []
     if canary.live and 0 < canary.step <= len(canary.steps):
         step = canary.steps[canary.step - 1]
-        notes.append(f"this step takes at least {step.min_s:g} s and {step.min_samples} answers of the canary")
+        notes.append(
+            f"this step takes at least {step.min_s:g} s and {counted(step.min_samples, 'answer')} of the canary"
+        )
     verdict = canary.verdict
     if verdict is not None:
-        counted = f"{verdict.canary} answers beside {verdict.baseline} of {canary.baseline}"
-        notes.append(f"so far {verdict.word}, {counted}: {verdict.evidence}")
+        judged = f"{counted(verdict.canary, 'answer')} beside {verdict.baseline} of {canary.baseline}"
+        notes.append(f"so far {verdict.word}, {judged}: {verdict.evidence}")
     return notes
 
 
@@ -408,7 +411,7 @@ def _told(table: RouteTable) -> Iterator[str]:
     yield f"table {table.version} of {table.at} by {table.by}: {table.why}{evidence}"
     for version in table.versions:
         if version.weight and version.endpoints and not version.usable:
-            yield f"version {version.name} is down: none of its {version.endpoints} endpoints may serve"
+            yield f"version {version.name} is down: no endpoint of its {version.endpoints} may serve"
     for version in table.versions:
         asked = f" is asked for {version.engine_model}" if version.engine_model else ""
         chats = f" makes prompts by {version.chat_template}" if version.chat_template else ""

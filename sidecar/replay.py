@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from sidecar.admin.words import parse_span
+from sidecar.kernel.count import counted
 from sidecar.operate import (
     FAILED,
     OK,
@@ -252,10 +253,9 @@ class _Progress:
 
 
 def _show(report: Report, policy: str, source: str) -> None:
-    observers = len(report.observers)
     print(
-        f"policy {policy}; record {source}, {report.since} to {report.until}: {report.attempts} attempts, "
-        f"{report.summaries} summaries of {observers} sidecar{'' if observers == 1 else 's'}"
+        f"policy {policy}; record {source}, {report.since} to {report.until}: {counted(report.attempts, 'attempt')}, "
+        f"{counted(report.summaries, 'summary', 'summaries')} of {counted(len(report.observers), 'sidecar')}"
     )
     print()
     told = [key for key in report.keys if key.differences]
@@ -276,8 +276,8 @@ def _show(report: Report, policy: str, source: str) -> None:
     totals = report.totals
     print(
         f"{totals.recorded_openings} opened in the record, {totals.replayed_openings} with this file, {totals.same} of "
-        f"them at the same time; {totals.kept_away} requests would have been shed ({totals.spared} of them failed or "
-        f"were late, {totals.refused} had nowhere else to go)"
+        f"them at the same time; {counted(totals.kept_away, 'request')} would have been shed ({totals.spared} of them "
+        f"failed or were late, {totals.refused} had nowhere else to go)"
     )
     print()
     print("What cannot be said:")

@@ -46,6 +46,7 @@ from sidecar.core.table import (
     strangers,
     table_version,
 )
+from sidecar.kernel.count import counted
 from sidecar.kernel.ids import ServiceName
 from sidecar.policy.check import check_service
 from sidecar.policy.errors import path_of
@@ -600,7 +601,7 @@ def _asked(update: Update) -> str:
     else:
         said.append(update.version)
     if update.endpoints is not None:
-        said.append(f"{len(update.endpoints)} endpoints")
+        said.append(counted(len(update.endpoints), "endpoint"))
     if update.update_id:
         said.append(f"update {update.update_id}")
     return "; ".join(said)

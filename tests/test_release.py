@@ -136,7 +136,7 @@ def test_routes_are_a_table_with_the_weights_that_stand(admin: Admin, capsys: py
     ]
     assert [line for line in shown if line[0] == " "] == [
         f"    service chat: table 9 of {AT} by ann: update, v2 has 0.1",
-        "    service chat: version v2 is down: none of its 1 endpoints may serve",
+        "    service chat: version v2 is down: no endpoint of its 1 may serve",
         f"    service chat: zone z has 0.1 of what it would, since {AT}: slow",
         f"    service chat: canary v2 against v1: running, step 1 of 2, 0.05 of new sessions, since {AT}",
     ]

@@ -188,7 +188,7 @@ async def test_an_answer_is_a_promise_about_the_asked_sidecar() -> None:
     for pod in (one, two):
         (view,) = pod.routes.tables()
         assert (view.table, view.version) == (done.table, done.version)
-        assert (view.by, view.why, view.evidence) == ("ann at pod-1", "update", "v2 15.00%; 1 endpoints")
+        assert (view.by, view.why, view.evidence) == ("ann at pod-1", "update", "v2 15.00%; 1 endpoint")
 
 
 async def test_each_version_is_told_once_to_all_who_listen() -> None:
@@ -582,7 +582,7 @@ async def test_an_operator_is_obeyed() -> None:
     refused(await pod.routes.order("chat", "hold", "ann"), "not_found")
     begun = accepted(await pod.routes.submit(replace(CANARY, weight=None, plan=PLAN)))
     assert begun.table.rollout is not None and begun.table.weights["v2"] == 500
-    assert pod.routes.tables()[0].evidence == "v2 5.00%, as a canary of v1; 1 endpoints"
+    assert pod.routes.tables()[0].evidence == "v2 5.00%, as a canary of v1; 1 endpoint"
     held = accepted(await pod.routes.order("chat", "hold", "ann")).table.rollout
     assert held is not None and (held.phase, held.by) == ("held", "ann")
     assert pod.routes.tables()[0].by == "ann at pod-1"

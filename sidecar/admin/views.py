@@ -15,6 +15,7 @@ from sidecar.core.desk import TableView
 from sidecar.core.fleet import BreakerView, Fleet
 from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
+from sidecar.kernel.count import counted
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.schema import Seconds, Snapshot, front_of
@@ -300,7 +301,7 @@ def health(facts: Facts) -> HealthPage:
         parts["keys"] = _keys(facts.keys)
     for name, port in (("control", facts.control), ("xds", facts.xds)):
         if port is not None:
-            parts[name] = Part(True, f"{port.address}, {_some(port.streams, 'stream')}")
+            parts[name] = Part(True, f"{port.address}, {counted(port.streams, 'stream')}")
     return HealthPage(
         status="ready" if verdict.ready else "not_ready",
         reason=verdict.reason,
@@ -391,13 +392,13 @@ def _words(log: LogPart) -> str:
     if log.state == "away" and log.last_error:
         words.append(log.last_error)
     if log.state != "local":
-        words.append(f"{log.members} sidecars")
+        words.append(counted(log.members, "sidecar"))
     words.extend(
-        f"{count} {what}"
-        for count, what in (
-            (log.lag_records, "records behind"),
-            (log.ring, "waiting to be written"),
-            (log.dropped, "lost unwritten"),
+        f"{said} {what}"
+        for count, said, what in (
+            (log.lag_records, counted(log.lag_records, "record"), "behind"),
+            (log.ring, log.ring, "waiting to be written"),
+            (log.dropped, log.dropped, "lost unwritten"),
         )
         if count
     )
@@ -419,7 +420,7 @@ def _route(name: str, service: ServiceState, endpoints: list[EndpointLine], tabl
 
 def _routes_part(views: list[TableView]) -> Part:
     """How many services have a table, and whose canary is under way. Nothing about tables makes a sidecar unready."""
-    words = [_some(len(views), "table")]
+    words = [counted(len(views), "table")]
     for view in views:
         rollout = view.table.rollout
         if rollout is not None and rollout.live and len(words) <= MANY:
@@ -441,9 +442,9 @@ def _queues(fleet: Fleet, now: float) -> dict[str, Part]:
         view = service.gate.view(now)
         waiting = [each for each in view.classes if each.queued]
         late = [each.name for each in waiting if each.warning]
-        words = [f"{view.queued} wait ({', '.join(f'{each.name} {each.queued}' for each in waiting)})"]
+        words = [f"{view.queued} waiting ({', '.join(f'{each.name} {each.queued}' for each in waiting)})"]
         words.append(f"{max(each.waiting_s for each in waiting):.1f} s at most")
-        words.append(f"{view.running} run")
+        words.append(f"{view.running} running")
         if late:
             words.append(f"SLA in danger: {', '.join(late)}")
         queues[f"queue {name}"] = Part(not late, ", ".join(words))
@@ -470,11 +471,7 @@ def _keys(views: Sequence[KeysView]) -> Part:
             bad.append(f"none of {view.issuer}: {view.why or 'not read yet'}")
         elif view.stale_s >= 0.0:
             bad.append(f"those of {view.issuer} could not be read for {view.stale_s:.0f} s: {view.why}")
-    return Part(not bad, "; ".join(bad) or f"of {_some(len(views), 'issuer')}")
-
-
-def _some(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return Part(not bad, "; ".join(bad) or f"of {counted(len(views), 'issuer')}")
 
 
 def _endpoint(node: Node, now: float) -> EndpointLine:

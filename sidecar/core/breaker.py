@@ -43,6 +43,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from sidecar.core.window import Window
+from sidecar.kernel.count import counted
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Adaptive, BreakerRule
 
@@ -827,7 +828,7 @@ class Breaker:
             if self._proofs >= self._rule.successes and (
                 self._proofs >= self._proofs_needed() or now - self.since >= PATIENCE_S
             ):
-                moved = self._move(Event.PROVED, now, "proved", f"{self._proofs} probes succeeded", "")
+                moved = self._move(Event.PROVED, now, "proved", f"{counted(self._proofs, 'probe')} succeeded", "")
                 if self._enforced:
                     self.ramp_until = now + self._ramp_s
                 return moved

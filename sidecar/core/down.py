@@ -12,6 +12,7 @@ import msgspec
 
 from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
+from sidecar.kernel.count import counted
 from sidecar.kernel.ids import EndpointKey, VersionName
 
 SAID_S: Final = 1.5
@@ -86,6 +87,7 @@ def _words(service: ServiceState, version: VersionName, others: int, now: float)
     else:
         full = sum(node.breaker.passes and node.overload_until > now for node in nodes)
         parts = [(len(nodes) - full, "open"), (full, "full")]
-        what = f"of its {len(nodes)} endpoints {', '.join(f'{count} {word}' for count, word in parts if count)}"
+        those = ", ".join(f"{count} {word}" for count, word in parts if count)
+        what = f"of its {counted(len(nodes), 'endpoint')} {those}"
     where = "its share goes to the other versions" if others else "no other version may serve either"
     return f"no endpoint of {version} may serve ({what}): {where}"

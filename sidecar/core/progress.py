@@ -13,6 +13,8 @@ and again: so many requests, and not a token more.
 
 from typing import Final
 
+from sidecar.kernel.count import counted
+
 MOST_INTERVALS: Final = 2.0
 """A poll may be one late; what is later was nobody's silence but ours."""
 
@@ -78,7 +80,9 @@ class Progress:
         if self._quiet_s < self._stalled_s or (before_s >= self._stalled_s and not self._due(since_s)):
             return ""
         self._told_s = 0.0
-        return f"the engine says that it has {requests} requests, and none got a token in {self._quiet_s:.3g} s"
+        return (
+            f"the engine says that it has {counted(requests, 'request')}, and none got a token in {self._quiet_s:.3g} s"
+        )
 
     def unread(self) -> None:
         """A page that could not be read: the time until the next one says nothing."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sidecar.kernel.count import counted
 from sidecar.simulate.ledger import CLOSED, OPEN, Measures
 from sidecar.simulate.trace import Extent
 
@@ -134,7 +135,7 @@ def summary(report: Report) -> list[tuple[str, str]]:
         rows.append(
             (
                 f"fault {harm.kind}",
-                f"{harm.affected} requests would have met it: {_percent(harm.kept_away)} kept away, "
+                f"{counted(harm.affected, 'request')} would have met it: {_percent(harm.kept_away)} kept away, "
                 f"{_percent(harm.saved)} kept away or answered in time",
             )
         )

@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from sidecar.kernel.count import counted
+
 SAME_S: Final = 2.0
 """Openings this near to each other are one: a summary tells of a second, and may come as much later."""
 NEAR_MS: Final = 60_000
@@ -183,16 +185,12 @@ def _closing(recorded: Episode, replayed: Episode) -> str:
 def _kept(replayed: Episode) -> str:
     if not replayed.kept_away:
         return ""
-    words = f"; {_requests(replayed.kept_away)} would have been shed"
+    words = f"; {counted(replayed.kept_away, 'request')} would have been shed"
     if replayed.spared:
         words += f", {replayed.spared} of which failed or were late"
     if replayed.refused:
         words += f"; {replayed.refused} had nowhere else to go"
     return words
-
-
-def _requests(count: int) -> str:
-    return "1 request" if count == 1 else f"{count} requests"
 
 
 def _end(episode: Episode, end_ms: int) -> int:

@@ -36,6 +36,7 @@ from sidecar.core.pool import Node
 from sidecar.core.service import ServiceState
 from sidecar.core.sketch import quantile
 from sidecar.core.tally import Ended
+from sidecar.kernel.count import counted
 from sidecar.kernel.ids import EndpointKey, ServiceName, SessionId
 from sidecar.kernel.outcome import Ending, Result
 from sidecar.policy.schema import Adaptive, Endpoint, Seconds, Snapshot
@@ -331,8 +332,8 @@ class Replay:
         for each in told.endpoints:
             if self._known(service, each.endpoint, each.version):
                 self._seen_endpoint(told, each, began, at)
-        for scope, counted in ((Scope.REQUEST, told.kinds), (Scope.SESSION, told.sessions)):
-            for name, (good, bad) in counted.items():
+        for scope, ended_of in ((Scope.REQUEST, told.kinds), (Scope.SESSION, told.sessions)):
+            for name, (good, bad) in ended_of.items():
                 ended: Ended = {(None, _SUCCESS): good, (None, _FAILURE): bad}
                 whose = _Whose(scope, told.service, name, told.observer)
                 self._spread(whose, ended, (0, 0, 0), 0, began, at)
@@ -740,17 +741,17 @@ class Replay:
         if len({observer for observer, _ in self._heard}) > 1:
             yield "the detector judges what all sidecars saw together, as if each had heard the others at once"
         for service, count in self._foreign.items():
-            yield f"service {service} is not in this file: {count} summaries were left out"
+            yield f"service {service} is not in this file: {counted(count, 'summary', 'summaries')} left out"
         if self._unknown:
             named = sorted(self._unknown)
             more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
             yield f"not in this file, and left out: {', '.join(named[:MOST_NAMED])}{more}"
         if self._missing:
-            yield f"{self._missing} summaries are missing"
+            yield f"{counted(self._missing, 'summary', 'summaries')} missing"
         if self._skipped:
-            yield f"{self._skipped} entries of the log could not be read"
+            yield f"not to be read: {counted(self._skipped, 'entry', 'entries')} of the log"
         if self._left_out:
-            yield f"{self._left_out} attempts were left out, beyond {MOST_OUTCOMES} of one endpoint and second"
+            yield f"{counted(self._left_out, 'attempt')} left out, beyond {MOST_OUTCOMES} of one endpoint and second"
         if self._since_ms is not None and not self._ended:
             yield "the recording breaks off: its last line is missing"
 

@@ -102,12 +102,12 @@ def test_health_tells_of_services_that_queue_and_of_no_others() -> None:
     assert "queue chat" not in views.health(still).parts
     enter(still, "batch", before_s=1.5)
     part = views.health(still).parts["queue chat"]
-    assert (part.ok, part.detail) == (True, "1 wait (batch 1), 1.5 s at most, 1 run")
+    assert (part.ok, part.detail) == (True, "1 waiting (batch 1), 1.5 s at most, 1 running")
     enter(still, "voice", before_s=0.09)
     health = views.health(still)
     part = health.parts["queue chat"]
     assert (part.ok, health.status) == (False, "ready")
-    assert part.detail == "2 wait (voice 1, batch 1), 1.5 s at most, 1 run, SLA in danger: voice"
+    assert part.detail == "2 waiting (voice 1, batch 1), 1.5 s at most, 1 running, SLA in danger: voice"
 
 
 def test_health_stays_short_however_many_services_queue() -> None:

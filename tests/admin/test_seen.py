@@ -26,7 +26,7 @@ async def test_who_waits_is_on_every_page_while_it_waits() -> None:
         assert (line["mode"], line["queued"], line["running"], line["tenants"]) == ("enforce", 1, 1, 2)
         assert (batch["queued"], batch["running"], batch["turns"]) == (1, 1, 1)
         assert (line["endpoints"][0]["limit"], line["endpoints"][0]["in_flight"]) == (1.0, 1)
-        assert (await it.page("/healthz"))["parts"]["queue default"]["detail"].startswith("1 wait (batch 1)")
+        assert (await it.page("/healthz"))["parts"]["queue default"]["detail"].startswith("1 waiting (batch 1)")
         assert await it.metric("sidecar_queued", service="default", qos="batch") == 1
         assert await it.metric("sidecar_running", service="default", qos="batch") == 1
         it.engine.free.set()

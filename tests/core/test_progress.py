@@ -73,7 +73,7 @@ def test_silence_before_there_was_work_is_none() -> None:
     assert engine.read(0, 7.0, times=5) == []
     assert engine.read(1, 7.0) == []  # it came just now
     assert not engine.progress.hangs
-    assert engine.read(1, 7.0) == ["the engine says that it has 1 requests, and none got a token in 60 s"]
+    assert engine.read(1, 7.0) == ["the engine says that it has 1 request, and none got a token in 60 s"]
 
 
 def test_what_cannot_be_read_for_long_is_forgotten_but_not_a_sleep() -> None:

@@ -355,7 +355,7 @@ def test_a_service_without_endpoints_has_those_of_the_record() -> None:
 def test_other_services_are_left_out_and_named() -> None:
     report = replayed(policy(ONE, TWO, THREE, name="other"), fault().lines)
     assert report.attempts == 0
-    assert "service chat is not in this file: 60 summaries were left out" in report.unsaid
+    assert "service chat is not in this file: 60 summaries left out" in report.unsaid
     assert replayed(policy(ONE, TWO, THREE), fault().lines, service="other").attempts == 0
 
 
@@ -364,7 +364,7 @@ def test_what_is_told_twice_counts_once_and_what_is_missing_is_said() -> None:
     twice = [line for each in lines for line in (each, each)]
     assert replayed(policy(ONE, TWO, THREE), twice) == replayed(policy(ONE, TWO, THREE), lines)
     holes = [line for number, line in enumerate(lines) if number not in (3, 4)]
-    assert "2 summaries are missing" in replayed(policy(ONE, TWO, THREE), holes).unsaid
+    assert "2 summaries missing" in replayed(policy(ONE, TWO, THREE), holes).unsaid
 
 
 def test_a_restart_of_a_sidecar_is_no_hole() -> None:
@@ -391,7 +391,7 @@ def test_lines_out_of_order_are_refused() -> None:
 def test_what_could_not_be_read_or_is_cut_off_is_said() -> None:
     lines: list[Line] = [Span(at_ms(0), at_ms(100)), Skipped(at_ms(1), "1-0", "schema 9"), *fault().lines]
     said = replayed(policy(ONE, TWO, THREE), lines).unsaid
-    assert "1 entries of the log could not be read" in said
+    assert "not to be read: 1 entry of the log" in said
     assert "the recording breaks off: its last line is missing" in said
 
 
