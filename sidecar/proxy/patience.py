@@ -9,12 +9,10 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
-from sidecar.proxy.watchdog import Timers
+from sidecar.proxy.watchdog import GRACE_S, Timers
 
 READ_S: Final = 0.001
 """A timer so far ahead lets the loop read what is there; one of now does not."""
-
-GRACE_S: Final = 1.0
 
 
 class Patience:

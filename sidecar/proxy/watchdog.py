@@ -18,7 +18,7 @@ from typing import Final, Protocol
 SLOT_S: Final = 0.02
 """Deadlines are tens of milliseconds at the very least, and 50 wake-ups a second cost nothing."""
 
-HELD_S: Final = 0.1
+HELD_S: Final = SLOT_S
 """A timer that comes so much too late: our loop stood still."""
 
 GRACE_S: Final = 1.0
@@ -29,7 +29,7 @@ _PER_S: Final = 1 / SLOT_S
 def grace_s(late_s: float) -> float:
     """How long to listen before anything that came due is believed, by how late its timer is: 0.0 for a loop that ran.
 
-    Once per deadline: a loop that never keeps its time would otherwise wait for ever.
+    To be asked for once per deadline: a loop that never keeps its time would otherwise wait for ever.
     """
     return min(late_s, GRACE_S) if late_s >= HELD_S else 0.0
 

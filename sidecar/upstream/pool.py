@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 from sidecar.kernel.ids import EndpointKey
 from sidecar.policy.address import parse_url
 from sidecar.policy.schema import Endpoint
+from sidecar.proxy.patience import Patience
 from sidecar.proxy.ports import Recorder, Sink
-from sidecar.proxy.watchdog import grace_s
 from sidecar.upstream.connection import EngineConnection
 
 IDLE_S = 4.0
@@ -142,18 +142,9 @@ class Pool:
                 target.idle.remove(connection)
 
         connection = EngineConnection(target.rest, on_gone)
-        until = self._loop.time() + connect_s
         try:
-            try:
-                async with asyncio.timeout_at(until):
-                    await self._open(target, connection)
-            except TimeoutError:
-                if grace_s(self._loop.time() - until) == 0.0:
-                    raise
-                # Our own loop stood still, and came to its timer before it looked who had answered.
-                connection = EngineConnection(target.rest, on_gone)
-                async with asyncio.timeout(connect_s):
-                    await self._open(target, connection)
+            async with Patience(connect_s):
+                await self._open(target, connection)
         except TimeoutError:
             detail = f"no connection to {key} within {connect_s:g} s"
         except Exception as exc:  # noqa: BLE001 - here a task begins; whatever fails is this connection's failure alone

@@ -35,14 +35,14 @@ NOISE_S = 1.0
 """What a busy machine adds to it here."""
 
 
-async def orders(pod: Pod, engine: Engine, stop: asyncio.Event, every_s: float = 0.01) -> int:
-    """An operator that opens and closes one endpoint through one sidecar, until told to stop; how often."""
+async def orders(pod: Pod, engine: Engine, stop: asyncio.Event, given: list[str], every_s: float = 0.01) -> None:
+    """An operator that opens and closes one endpoint through one sidecar, until told to stop."""
     number = 0
     while not stop.is_set():
         number += 1
-        pod.running.override(Scope.NODE, engine.key, "open" if number % 2 else "reset", f"op-{number}", 3600.0)
+        given.append(f"op-{number}")
+        pod.running.override(Scope.NODE, engine.key, "open" if number % 2 else "reset", given[-1], 3600.0)
         await asyncio.sleep(every_s)
-    return number
 
 
 def all_of(some: Sequence[Pod], engine: Engine) -> list[Breaker]:
@@ -59,17 +59,19 @@ async def test_a_server_that_is_killed_while_it_writes_loses_nobody(tmp_path: Pa
         stop = asyncio.Event()
         traffic = Traffic()
         async with asyncio.TaskGroup() as together:
-            writing = [together.create_task(orders(each, nodes[0], stop)) for each in three]
+            given: list[str] = []
+            for each in three:
+                together.create_task(orders(each, nodes[0], stop, given))
             asking = [together.create_task(traffic.asks(each, 60, 30)) for each in three]
             for _ in range(2):
-                await asyncio.sleep(0.5)
+                given.clear()
+                await until(lambda: len(given) >= 100, lambda: "a hundred orders")
                 await server.kill()
                 await asyncio.sleep(0.2)
                 await server.start()
             for one in asking:
                 await one
             stop.set()
-        assert sum(each.result() for each in writing) > 200
         assert traffic.statuses == {200: 180} and traffic.longest_s < SLOW_S
         await quiet(three)
         three[0].running.override(Scope.NODE, nodes[0].key, "open", "last", 3600.0)
@@ -179,10 +181,12 @@ async def test_slots_move_while_breakers_and_requests_go_on(tmp_path: Path) -> N
         stop = asyncio.Event()
         traffic = Traffic()
         async with asyncio.TaskGroup() as together:
-            writing = together.create_task(orders(both[0], nodes[0], stop, 0.02))
+            given: list[str] = []
+            together.create_task(orders(both[0], nodes[0], stop, given, 0.02))
             asking = [together.create_task(traffic.asks(each, 40, 20)) for each in both]
             for _ in range(2):
-                await asyncio.sleep(0.3)
+                given.clear()
+                await until(lambda: len(given) >= 10, lambda: "ten orders")
                 source = await servers.owner_of(slot)
                 to = next(each for each in servers.masters if each is not source)
                 await servers.begin_move(slot, to)
@@ -192,7 +196,6 @@ async def test_slots_move_while_breakers_and_requests_go_on(tmp_path: Path) -> N
             for one in asking:
                 await one
             stop.set()
-        assert writing.result() > 20
         assert traffic.statuses == {200: 80} and traffic.longest_s < SLOW_S
         await quiet(both)
         both[1].running.override(Scope.NODE, nodes[0].key, "open", "last", 3600.0)
