@@ -157,7 +157,7 @@ MUTATIONS = {
     "the drain's length": ("_names.tpl", "{{ add 5 ", "{{ add 6 "),
     "a mount": ("_container.tpl", "mountPath: /etc/llm-sidecar/policy", "mountPath: /etc/policy"),
     "the engine's user": ("_workload.tpl", "runAsNonRoot: true", "runAsNonRoot: false"),
-    "a label of pods": ("_workload.tpl", "        version: {{ .version }}", "        versions: {{ .version }}"),
+    "a label of pods": ("_workload.tpl", "        version: {{ .version |", "        versions: {{ .version |"),
     "a port": ("serving/service.yaml", "targetPort: 9400", "targetPort: 9401"),
     "a route": ("serving/virtual-service.yaml", "attempts: 0", "attempts: 2"),
     "who may call": ("serving/authorization-policy.yaml", 'paths: ["/v1/*"]', 'paths: ["/*"]'),
@@ -399,7 +399,7 @@ BAD: dict[str, tuple[Object, str]] = {
     "fewer than none": ({"serving": {"replicas": -1}}, "/serving/replicas': minimum: got -1, want 0"),
     "another kind": ({"serving": {"kind": "StatefulSet"}}, "must be one of 'Deployment', 'DaemonSet'"),
     "a time with a unit": ({"sidecar": {"drainSeconds": "10m"}}, "/sidecar/drainSeconds': got string, want integer"),
-    "more than a day": ({"sidecar": {"drainSeconds": 90000}}, "maximum: got 90,000, want 86,400"),
+    "more than sidecars take": ({"sidecar": {"drainSeconds": 3591}}, "maximum: got 3,591, want 3,590"),
     "a quantity that is a number": ({"engine": {"resources": {"cpu": 2}}}, "/engine/resources/cpu': got number"),
     "bytes without a unit": ({"engine": {"storage": {"data": "96"}}}, "/engine/storage/data': '96' does not match"),
     "more than all": ({"serving": {"maxSurge": "200%"}}, "/serving/maxSurge': '200%' does not match"),
@@ -454,6 +454,57 @@ BAD: dict[str, tuple[Object, str]] = {
     "a label twice": ({"serving": {"podLabels": {"version": "v9"}}}, "the chart itself says what version is"),
     "a DaemonSet that stays": ({"serving": {"kind": "DaemonSet", "maxUnavailable": 0}}, "has no spare card"),
     "a policy's kind": ({"policy": {"settings": {"kind": "Policy"}}}, "apiVersion and kind are written by the chart"),
+    "null": ({"name": None}, "missing property 'name'"),
+    "null for many": ({"sidecar": None}, "missing property 'sidecar'"),
+    "null below": ({"engine": {"resources": {"cpu": None}}}, "at '/engine/resources': missing property 'cpu'"),
+    "a selector's value": (
+        {"serving": {"nodeSelector": {"pool": "a b"}}},
+        "nodeSelector/pool': 'a b' does not",
+    ),
+    "a label's name": ({"serving": {"podLabels": {"a b": "c"}}}, "invalid propertyName 'a b'"),
+    "a toleration's field": ({"serving": {"tolerations": [{"kye": "a"}]}}, "additional properties 'kye' not allowed"),
+    "a Secret's name": ({"sidecar": {"redis": {"secret": "a..b"}}}, "/sidecar/redis/secret': 'a..b' does not match"),
+    "the sidecar's user": ({"engine": {"user": 65532}}, "/engine/user': maximum: got 65,532, want 65,531"),
+    "a file that kubelet hides": ({"policy": {"files": {"..data.yaml": ""}}}, "invalid propertyName '..data.yaml'"),
+    "a file that is no YAML": (
+        {"policy": {"files": {"a.yaml": "a: ["}}},
+        "policy.files: a.yaml: error converting",
+    ),
+    "files that no ConfigMap holds": (
+        {"policy": {"files": {f"{name}.yaml": "#" * 250_000 for name in "abcd"}}},
+        "policy.files: 1000000 bytes, and a ConfigMap has a million at most",
+    ),
+    "more memory than there may be": (
+        {"sidecar": {"resources": {"memory": "1Gi"}}},
+        "sidecar.resources.memory is",
+    ),
+    "more cores than there may be": (
+        {"sidecar": {"resources": {"cpuLimit": "499m"}}},
+        "sidecar.resources.cpu is more than its limit, 499m",
+    ),
+    "more of the engine's memory": (
+        {"engine": {"resources": {"memoryLimit": "32G"}}},
+        "engine.resources.memory is",
+    ),
+    "a roll-out that fails while it loads": ({"engine": {"startSeconds": 3600}}, "while the model is loaded"),
+    "machines that stay": ({"podDisruptionBudget": {"maxUnavailable": 0}}, "no machine could be emptied"),
+    "reads longer than their interval": ({"serviceMonitor": {"timeoutSeconds": 16}}, "more than intervalSeconds"),
+    "an engine at a socket": (
+        {"engine": {"args": ["--uds=/x"]}},
+        "with --uds=/x the sidecar does not",
+    ),
+    "a candidate with TLS": (
+        {"candidate": {"args": ["--ssl-keyfile=/k"]}},
+        "with --ssl-keyfile=/k the sidecar",
+    ),
+    "an annotation that values say": (
+        {"serving": {"injection": "webhook", "podAnnotations": {"sidecar.infra.ai/image": "x"}}},
+        "values say what sidecar.infra.ai/image is",
+    ),
+    "the sidecar twice": (
+        {"serving": {"podAnnotations": {"inject.istio.io/templates": "sidecar,llm-sidecar"}}},
+        "would add the sidecar a second time",
+    ),
     "a policy's file twice": ({"policy": {"files": {"policy.yaml": ""}}}, "policy.yaml is written by the chart"),
 }
 
@@ -463,6 +514,49 @@ def test_bad_values_are_refused_with_reason(told: Object, words: str) -> None:
     with pytest.raises(HelmError) as caught:
         made(told)
     assert words in str(caught.value)
+
+
+def test_no_value_can_be_taken_away() -> None:
+    found = list(_closed(schema()))
+    assert len(found) > 20
+    for path, part in found:
+        assert set(part["required"]) == set(part["properties"]) - {"global"}, path
+
+
+def _closed(part: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Object]]:
+    if "properties" in part and part.get("additionalProperties") is False:
+        yield path, part
+        for name, each in part["properties"].items():
+            yield from _closed(each, (*path, name))
+
+
+# Good names that YAML takes for something else where they are not quoted.
+WORDS: dict[str, Object] = {
+    "words": {
+        "name": "on",
+        "serving": {"version": "true", "priorityClass": {"name": "null"}, "nodeSelector": {"a": "1", "b": "no"}},
+        "candidate": {"enabled": True, "version": "no", "model": "m:", "tag": "1.10"},
+        "engine": {"model": "a:", "tokenSecret": {"name": "off", "key": "y"}, "storage": {"claim": "false"}},
+        "policy": {"configMap": "yes"},
+        "sidecar": {"redis": {"secret": "n", "key": "null"}},
+        "telemetry": {"traces": "true", "logs": "null"},
+        "networkPolicy": {"monitoringNamespace": "on"},
+    },
+    "numbers": {
+        "serving": {"version": "1", "injection": "webhook", "podLabels": {"team": "0x10"}},
+        "candidate": {"enabled": True, "version": "2"},
+        "engine": {"tokenSecret": {"name": "1e3", "key": "1"}, "storage": {"claim": "007"}},
+        "policy": {"configMap": "1.5"},
+        "mesh": {"mode": "ambient", "waypoint": "8"},
+        "networkPolicy": {"monitoringNamespace": "9"},
+    },
+}
+
+
+@pytest.mark.parametrize("told", WORDS.values(), ids=WORDS)
+def test_names_stay_names_whatever_yaml_takes_them_for(told: Object) -> None:
+    found = [fault for each in made(told, namespace="12") for fault in checks.schema_faults(each)]
+    assert found == []
 
 
 def schema() -> Object:

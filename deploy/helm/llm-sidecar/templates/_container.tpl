@@ -38,8 +38,8 @@ env:
   - name: REDIS_URL
     valueFrom:
       secretKeyRef:
-        name: {{ .Values.sidecar.redis.secret }}
-        key: {{ .Values.sidecar.redis.key }}
+        name: {{ .Values.sidecar.redis.secret | quote }}
+        key: {{ .Values.sidecar.redis.key | quote }}
         optional: {{ not .Values.sidecar.redis.required }}
   - name: SIDECAR_UPSTREAM
     value: http://127.0.0.1:{{ int .Values.engine.port }}
@@ -136,7 +136,7 @@ volumeMounts:
     sizeLimit: 1Mi
 - name: llm-sidecar-policy
   configMap:
-    name: {{ .Values.policy.configMap }}
+    name: {{ .Values.policy.configMap | quote }}
     optional: true
 {{- end }}
 

@@ -6,7 +6,7 @@
 
 {{/* Labels of what a serving release makes. Pods have no chart's label: another chart would be a roll-out. */}}
 {{- define "llm-sidecar.labels" -}}
-app.kubernetes.io/name: {{ .Values.name }}
+app.kubernetes.io/name: {{ .Values.name | quote }}
 {{ include "llm-sidecar.chartLabels" . }}
 {{- end }}
 
@@ -19,7 +19,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "llm-sidecar.selector" -}}
 selector:
   matchLabels:
-    app.kubernetes.io/name: {{ .Values.name }}
+    app.kubernetes.io/name: {{ .Values.name | quote }}
 {{- end }}
 
 {{/* Where the issuer's keys are. */}}

@@ -8,12 +8,12 @@ identity:
     claims_header: x-jwt-payload
   {{- else }}
   session:
-    - jwt_claim: {{ .Values.tokens.sessionClaim }}
+    - jwt_claim: {{ .Values.tokens.sessionClaim | quote }}
   jwt:
     verified_by: sidecar
     required: true
     providers:
-      - issuer: {{ .Values.tokens.issuer }}
+      - issuer: {{ .Values.tokens.issuer | quote }}
         {{- with .Values.tokens.audiences }}
         audiences: {{ toJson . }}
         {{- end }}

@@ -21,6 +21,26 @@
 {{- if and (eq $v.serving.kind "DaemonSet") $v.candidate.enabled }}
 {{- fail "candidate.enabled: a DaemonSet has the machines' only card, there is none for a second version" }}
 {{- end }}
+{{- if and (not $v.engine.simulated) (eq $v.serving.kind "Deployment") (lt (int $v.serving.progressDeadlineSeconds) (int $v.engine.startSeconds)) }}
+{{- fail "serving.progressDeadlineSeconds is less than engine.startSeconds: a roll-out would count as failed while the model is loaded" }}
+{{- end }}
+{{- range $what := list (list "sidecar" "memory" $v.sidecar.resources.memory $v.sidecar.resources.memoryLimit) (list "sidecar" "cpu" $v.sidecar.resources.cpu $v.sidecar.resources.cpuLimit) (list "engine" "memory" $v.engine.resources.memory $v.engine.resources.memoryLimit) (list "engine" "ephemeralStorage" $v.engine.resources.ephemeralStorage $v.engine.resources.ephemeralStorageLimit) }}
+{{- $limit := index $what 3 }}
+{{- if and $limit (gt (include "llm-sidecar.quantity" (index $what 2) | float64) (include "llm-sidecar.quantity" $limit | float64)) }}
+{{- fail (printf "%s.resources.%s is more than its limit, %s: no pod could be made" (index $what 0) (index $what 1) $limit) }}
+{{- end }}
+{{- end }}
+{{- if and $v.podDisruptionBudget.enabled (has (toString $v.podDisruptionBudget.maxUnavailable) (list "0" "0%")) }}
+{{- fail "podDisruptionBudget.maxUnavailable is 0: no machine could be emptied" }}
+{{- end }}
+{{- if and $v.serviceMonitor.enabled (gt (int $v.serviceMonitor.timeoutSeconds) (int $v.serviceMonitor.intervalSeconds)) }}
+{{- fail "serviceMonitor.timeoutSeconds is more than intervalSeconds, which Prometheus does not take" }}
+{{- end }}
+{{- range concat $v.engine.args $v.candidate.args }}
+{{- if or (hasPrefix "--uds" .) (hasPrefix "--ssl-" .) }}
+{{- fail (printf "engine.args, candidate.args: with %s the sidecar does not reach the engine, which it asks by HTTP on loopback" .) }}
+{{- end }}
+{{- end }}
 {{- if and $v.autoscaling.enabled (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) }}
 {{- fail "autoscaling.minReplicas is more than autoscaling.maxReplicas" }}
 {{- end }}
@@ -64,8 +84,26 @@
 {{- fail (printf "serving.podLabels, serving.podAnnotations: the chart itself says what %s is" $name) }}
 {{- end }}
 {{- end }}
+{{- range $name := concat (keys $v.serving.podLabels) (keys $v.serving.podAnnotations) }}
+{{- if hasPrefix "sidecar.infra.ai/" $name }}
+{{- fail (printf "serving.podLabels, serving.podAnnotations: values say what %s is" $name) }}
+{{- end }}
+{{- end }}
+{{- if contains "llm-sidecar" (index $v.serving.podAnnotations "inject.istio.io/templates" | default "") }}
+{{- fail "serving.podAnnotations: Istio's template would add the sidecar a second time" }}
+{{- end }}
 {{- if or (hasKey $v.policy.settings "apiVersion") (hasKey $v.policy.settings "kind") }}
 {{- fail "policy.settings: apiVersion and kind are written by the chart" }}
+{{- end }}
+{{- $bytes := 0 }}
+{{- range $name, $text := $v.policy.files }}
+{{- $bytes = add $bytes (len $text) }}
+{{- with (fromYaml $text).Error }}
+{{- fail (printf "policy.files: %s: %s" $name .) }}
+{{- end }}
+{{- end }}
+{{- if gt (int $bytes) 900000 }}
+{{- fail (printf "policy.files: %d bytes, and a ConfigMap has a million at most" (int $bytes)) }}
 {{- end }}
 {{- range list "policy.yaml" "breaker-node.yaml" "breaker-request.yaml" "breaker-session.yaml" }}
 {{- if hasKey $v.policy.files . }}
@@ -73,4 +111,11 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* What a quantity (500m, 96Gi) is as a number. */}}
+{{- define "llm-sidecar.quantity" -}}
+{{- $units := dict "m" 0.001 "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- $unit := regexFind "[A-Za-z]*$" . -}}
+{{ mulf (trimSuffix $unit . | float64) (index $units $unit) }}
 {{- end }}

@@ -7,12 +7,12 @@
 apiVersion: apps/v1
 kind: {{ $v.serving.kind }}
 metadata:
-  name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "llm-sidecar.labels" .root | nindent 4 }}
     app.kubernetes.io/component: inference
-    version: {{ .version }}
+    version: {{ .version | quote }}
 spec:
   {{- if not (or $daemon (and $v.autoscaling.enabled (eq .name $v.name))) }}
   replicas: {{ int .replicas }}
@@ -34,14 +34,14 @@ spec:
   {{- end }}
   selector:
     matchLabels:
-      app.kubernetes.io/name: {{ $v.name }}
-      version: {{ .version }}
+      app.kubernetes.io/name: {{ $v.name | quote }}
+      version: {{ .version | quote }}
   template:
     metadata:
       labels:
-        app.kubernetes.io/name: {{ $v.name }}
+        app.kubernetes.io/name: {{ $v.name | quote }}
         app.kubernetes.io/component: inference
-        version: {{ .version }}
+        version: {{ .version | quote }}
         {{- if not $here }}
         sidecar.infra.ai/inject: enabled
         {{- end }}
@@ -53,7 +53,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       annotations:
-        kubectl.kubernetes.io/default-container: {{ $v.name }}
+        kubectl.kubernetes.io/default-container: {{ $v.name | quote }}
         {{- if eq $v.mesh.mode "sidecar" }}
         # istio-proxy is a native sidecar as well: it starts before ours and ends after it.
         sidecar.istio.io/nativeSidecar: "true"
@@ -70,7 +70,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
-      serviceAccountName: {{ $v.name }}
+      serviceAccountName: {{ $v.name | quote }}
       automountServiceAccountToken: false
       # A Service "vllm" sets VLLM_PORT, which the engine takes for its own.
       enableServiceLinks: false
@@ -82,7 +82,7 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $v.serving.priorityClass.name }}
-      priorityClassName: {{ . }}
+      priorityClassName: {{ . | quote }}
       {{- end }}
       securityContext:
         runAsNonRoot: true
@@ -121,11 +121,11 @@ spec:
       topologySpreadConstraints:
         {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
         - maxSkew: 1
-          topologyKey: {{ . }}
+          topologyKey: {{ . | quote }}
           whenUnsatisfiable: ScheduleAnyway
           labelSelector:
             matchLabels:
-              app.kubernetes.io/name: {{ $v.name }}
+              app.kubernetes.io/name: {{ $v.name | quote }}
           matchLabelKeys: [pod-template-hash]
         {{- end }}
       {{- end }}
@@ -135,7 +135,7 @@ spec:
           {{- include "llm-sidecar.container" .root | nindent 10 }}
       {{- end }}
       containers:
-        - name: {{ $v.name }}
+        - name: {{ $v.name | quote }}
           {{- if $v.engine.simulated }}
           image: {{ include "llm-sidecar.image" .root }}
           args:
@@ -152,9 +152,9 @@ spec:
             {{- toYaml . | nindent 12 }}
           {{- end }}
           {{- else }}
-          image: {{ $v.engine.image.repository }}:{{ .tag }}
+          image: {{ printf "%s:%s" $v.engine.image.repository .tag | quote }}
           args:
-            - --model={{ .model }}
+            - {{ printf "--model=%s" .model | quote }}
             {{- with .args }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
@@ -169,8 +169,8 @@ spec:
             - name: HF_TOKEN
               valueFrom:
                 secretKeyRef:
-                  name: {{ $v.engine.tokenSecret.name }}
-                  key: {{ $v.engine.tokenSecret.key }}
+                  name: {{ $v.engine.tokenSecret.name | quote }}
+                  key: {{ $v.engine.tokenSecret.key | quote }}
                   optional: true
             {{- with $v.engine.env }}
             {{- toYaml . | nindent 12 }}
@@ -236,18 +236,18 @@ spec:
         - name: data
           {{- if $v.engine.storage.claim }}
           persistentVolumeClaim:
-            claimName: {{ $v.engine.storage.claim }}
+            claimName: {{ $v.engine.storage.claim | quote }}
           {{- else }}
           emptyDir:
-            sizeLimit: {{ $v.engine.storage.data }}
+            sizeLimit: {{ $v.engine.storage.data | quote }}
           {{- end }}
         - name: shm
           emptyDir:
             medium: Memory
-            sizeLimit: {{ $v.engine.storage.shm }}
+            sizeLimit: {{ $v.engine.storage.shm | quote }}
         - name: tmp
           emptyDir:
-            sizeLimit: {{ $v.engine.storage.tmp }}
+            sizeLimit: {{ $v.engine.storage.tmp | quote }}
         {{- if $here }}
         {{- include "llm-sidecar.volumes" .root | nindent 8 }}
         {{- end }}
