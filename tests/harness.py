@@ -11,6 +11,7 @@ import contextlib
 import socket
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -630,6 +631,36 @@ def request(
     if body is not None:
         lines.append(b"Content-Length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + (body or b"")
+
+
+@contextlib.asynccontextmanager
+async def awake() -> AsyncIterator[Callable[[], float]]:
+    """How long this process has run since, in seconds: `ran()`, to be asked within the context.
+
+    What the machine took from it is nobody's wait: a loop that is late in waking counts by what it worked meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    began = at = loop.time()
+    worked = time.process_time()
+    lost_s = 0.0
+
+    def late_s() -> float:
+        late_s = loop.time() - at - 0.01 - (time.process_time() - worked)
+        return late_s if late_s > 0.02 else 0.0
+
+    async def watch() -> None:
+        nonlocal at, worked, lost_s
+        while True:
+            await asyncio.sleep(0.01)
+            lost_s += late_s()
+            at, worked = loop.time(), time.process_time()
+
+    watching = loop.create_task(watch())
+    try:
+        yield lambda: loop.time() - began - lost_s - late_s()
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 async def eventually(ready: Callable[[], bool], what: str) -> None:

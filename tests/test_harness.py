@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -13,6 +14,7 @@ from tests.harness import (
     Peer,
     Upstream,
     answers,
+    awake,
     chunked,
     connect,
     eventually,
@@ -199,3 +201,27 @@ async def test_kernel_queues_are_counted_exactly() -> None:
         client.transport.resume_reading()
         await client.exactly(3000)
         assert kernel_holds(own, other) == (0, 0)
+
+
+# --- how long we ran ----------------------------------------------------------------------------------------------
+
+
+async def test_what_the_process_stood_still_is_not_counted() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with awake() as ran:
+        time.sleep(0.2)
+        assert loop.time() - began - ran() > 0.15
+        await asyncio.sleep(0.02)
+        time.sleep(0.2)
+        assert loop.time() - began - ran() > 0.3
+
+
+async def test_what_it_waits_for_and_what_it_works_is_counted() -> None:
+    async with awake() as ran:
+        worked = time.process_time()
+        while time.process_time() < worked + 0.05:
+            pass
+        assert ran() >= 0.05
+        await asyncio.sleep(0.05)
+        assert ran() >= 0.1

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tests.harness import Message, Peer, Upstream, connect, request
+from tests.harness import Message, Peer, Upstream, awake, connect, request
 from tests.processes import Sidecar, sidecar
 
 PROMISED_S = 2.0
@@ -81,12 +81,10 @@ async def health(proxy: Sidecar) -> Any:
 
 async def until(proxy: Sidecar, holds: Callable[[Message], bool]) -> float:
     """Asks until an answer is as it shall be; how long that took, in seconds."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(20.0), awake() as ran:
         while not holds(await ask(proxy)):
             await asyncio.sleep(0.02)
-    return loop.time() - began
+        return ran()
 
 
 async def told(proxy: Sidecar, words: str) -> Any:

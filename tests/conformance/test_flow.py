@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.harness import Client, Peer, Upstream, Wire, chunked, eventually, is_held, kernel_holds, request, response
+from tests.harness import (
+    Client,
+    Peer,
+    Upstream,
+    Wire,
+    awake,
+    chunked,
+    eventually,
+    is_held,
+    kernel_holds,
+    request,
+    response,
+)
 from tests.under_test import (
     COMPLETION,
     ROLE,
@@ -192,16 +204,17 @@ async def test_flood_of_pipelined_requests_is_stopped(inference: bool) -> None:
 # --- leaving -------------------------------------------------------------------------------------------------------
 
 
-async def leave(client: Client, way: str) -> float:
-    """Ends the client's side; the time when."""
+def leave(client: Client, way: str) -> None:
+    """Ends the client's side."""
     {"close": client.close, "half-close": client.half_close, "reset": client.reset}[way]()
-    return asyncio.get_running_loop().time()
 
 
-async def freed(peer: Peer, since: float) -> None:
-    """The upstream's connection is closed, wholly and soon."""
-    await peer.until(lambda: peer.ended, "the upstream's connection to be closed")
-    assert asyncio.get_running_loop().time() - since < LEFT_S
+async def freed(peer: Peer, client: Client, way: str) -> None:
+    """The client leaves, and the upstream's connection is closed, wholly and soon."""
+    async with awake() as ran:
+        leave(client, way)
+        await peer.until(lambda: peer.ended, "the upstream's connection to be closed")
+        assert ran() < LEFT_S
     await peer.gone()
 
 
@@ -227,7 +240,7 @@ async def test_leaving_before_the_head_frees_the_upstream(asked: bytes, way: str
         await client.send(asked)
         await eventually(lambda: bool(upstream.requests), "the request upstream")
         await client.settled()
-        await freed(upstream.connections[0], await leave(client, way))
+        await freed(upstream.connections[0], client, way)
 
 
 @WAYS
@@ -254,7 +267,7 @@ async def test_leaving_after_bytes_came_frees_the_upstream(begun: str, way: str,
         await client.settled()
         if begun in ("token", "body"):
             await client.seen(b"t1" if begun == "token" else b"half")
-        await freed(upstream.connections[0], await leave(client, way))
+        await freed(upstream.connections[0], client, way)
 
 
 @WAYS
@@ -266,7 +279,7 @@ async def test_leaving_in_the_middle_of_an_upload_frees_the_upstream(way: str, s
         await client.send(request(method=b"POST", headers=[b"Content-Length: 1000"]) + b"some of it")
         await eventually(lambda: bool(upstream.requests), "the head upstream")
         await upstream.connections[0].seen(b"some of it")
-        await freed(upstream.connections[0], await leave(client, way))
+        await freed(upstream.connections[0], client, way)
 
 
 @WAYS
@@ -277,7 +290,7 @@ async def test_leaving_in_the_middle_of_a_held_body_forwards_nothing(way: str, s
     async with relayed(play, split) as (upstream, _, client):
         await client.send(chat()[:-5])
         await client.settled()
-        await leave(client, way)
+        leave(client, way)
         await client.settled(60)
         assert upstream.connections == []
 
@@ -291,8 +304,7 @@ async def test_leaving_with_requests_pipelined_frees_the_upstream(way: str, spli
         await client.send(request(b"/1") + request(b"/2") + chat())
         await eventually(lambda: bool(upstream.requests), "the first upstream")
         await client.settled()
-        since = await leave(client, way)
-        await freed(upstream.connections[0], since)
+        await freed(upstream.connections[0], client, way)
         assert [sent.target for sent in upstream.requests] == [b"/1"]
 
 
@@ -314,7 +326,7 @@ async def test_leaving_is_noticed_while_the_client_does_not_read(way: str) -> No
         client.transport.pause_reading()
         peer = upstream.connections[0]
         await steady(lambda: pushed(peer, len(head + body)))
-        await freed(peer, await leave(client, way))
+        await freed(peer, client, way)
 
 
 async def test_leaving_is_noticed_while_we_do_not_read_the_client() -> None:
@@ -329,7 +341,7 @@ async def test_leaving_is_noticed_while_we_do_not_read_the_client() -> None:
         await steady(lambda: pushed(client, len(data)))
         peer = upstream.connections[0]
         own, other = peer.ports or (0, 0)
-        await leave(client, "reset")
+        leave(client, "reset")
         # The engine goes on not reading, so only the kernel can tell that the proxy let go.
         await eventually(lambda: not is_held(other, own), "the engine's connection to be closed")
         peer.transport.resume_reading()
@@ -345,7 +357,7 @@ async def test_leaving_while_pipelined_bytes_are_unread_is_noticed() -> None:
         await client.send(data)
         await eventually(lambda: bool(upstream.requests), "the first upstream")
         await steady(lambda: pushed(client, len(data)))
-        await freed(upstream.connections[0], await leave(client, "reset"))
+        await freed(upstream.connections[0], client, "reset")
 
 
 async def test_leaving_before_the_connect_is_done_frees_everything(split: bool) -> None:

@@ -24,7 +24,7 @@ from sidecar.settings import Listen, Settings
 from sidecar.txlog.codec import SHARDS, Kind, Record, Unreadable, decode, register_key
 from sidecar.txlog.functions import Shard
 from sidecar.txlog.log import State as LogState
-from tests.harness import Message, Upstream, connect, one_by_one, request, says
+from tests.harness import Message, Upstream, awake, connect, one_by_one, request, says
 from tests.servers import Server, ask_at
 from tests.under_test import (
     REQUEST_OFF,
@@ -261,18 +261,17 @@ def plan_of(endpoints: Sequence[Upstream], **rule: object) -> Service:
 class Traffic:
     """What came of requests: statuses, and how long each took.
 
-    `late_s` is the most that this process was late in waking meanwhile. What the machine took from all is no request's
-    wait: `longest_s` is beyond that. (A loop that is held would be late, too; blockbuster is there for those.)
+    What the machine took from this process is no request's wait (`awake`). A loop that is held would look the same:
+    blockbuster is there for those.
     """
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
         self.took_s: list[float] = []
-        self.late_s = 0.0
 
     @property
     def longest_s(self) -> float:
-        return max(self.took_s) - self.late_s
+        return max(self.took_s)
 
     @property
     def median_s(self) -> float:
@@ -282,26 +281,15 @@ class Traffic:
         """So many requests, each begun at its time whatever became of the others."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        async with asyncio.TaskGroup() as watched:
-            watching = watched.create_task(self._watch())
-            async with asyncio.TaskGroup() as all_of_them:
-                for number in range(count):
-                    await asyncio.sleep(max(0.0, began + number / rate - loop.time()))
-                    all_of_them.create_task(self._one(pod))
-            watching.cancel()
+        async with awake() as ran, asyncio.TaskGroup() as all_of_them:
+            for number in range(count):
+                await asyncio.sleep(max(0.0, began + number / rate - loop.time()))
+                all_of_them.create_task(self._one(pod, ran))
 
-    async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + 0.01
-            await asyncio.sleep(0.01)
-            self.late_s = max(self.late_s, loop.time() - due)
-
-    async def _one(self, pod: Sidecar) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    async def _one(self, pod: Sidecar, ran: Callable[[], float]) -> None:
+        began = ran()
         answer = await pod.once(chat())
-        self.took_s.append(loop.time() - began)
+        self.took_s.append(ran() - began)
         self.statuses[answer.status] += 1
 
 
@@ -356,23 +344,21 @@ def sound(log: Sequence[Record]) -> None:
 
 
 async def until(true: Callable[[], bool], what: Callable[[], str]) -> float:
-    """Wait until it is so; how long that took, in seconds."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while not true():
-        assert loop.time() - began < AGREE_S, f"waited {AGREE_S} s for {what()}"
-        await asyncio.sleep(0.005)
-    return loop.time() - began
+    """Wait until it is so; how long that took, in seconds that this process ran."""
+    async with awake() as ran:
+        while not true():
+            assert ran() < AGREE_S, f"waited {AGREE_S} s for {what()}"
+            await asyncio.sleep(0.005)
+        return ran()
 
 
 async def eventually(true: Callable[[], Awaitable[bool]], what: Callable[[], str]) -> float:
     """As `until`, for what must be asked for."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while not await true():
-        assert loop.time() - began < AGREE_S, f"waited {AGREE_S} s for {what()}"
-        await asyncio.sleep(0.005)
-    return loop.time() - began
+    async with awake() as ran:
+        while not await true():
+            assert ran() < AGREE_S, f"waited {AGREE_S} s for {what()}"
+            await asyncio.sleep(0.005)
+        return ran()
 
 
 async def agree(some: Sequence[Pod], engine: Upstream, state: State) -> float:

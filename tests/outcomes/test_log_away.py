@@ -12,6 +12,7 @@ from sidecar.core.breaker import State
 from sidecar.txlog.codec import Code
 from sidecar.txlog.log import State as LogState
 from sidecar.txlog.server import TIMEOUT_S
+from tests.harness import awake
 from tests.outcomes.pods import (
     Engine,
     Gate,
@@ -134,10 +135,8 @@ async def test_no_request_notices_and_what_was_decided_meanwhile_is_told_once(tm
 async def test_a_sidecar_that_starts_meanwhile_serves_at_once(tmp_path: Path, kind: str) -> None:
     async with troubled(kind, tmp_path) as trouble, engines() as nodes:
         await trouble.begins()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        async with pods([trouble.gate.url] * 2, plan_of(nodes), tmp_path) as both:
-            assert loop.time() - began < 2 * 2 * TIMEOUT_S
+        async with awake() as ran, pods([trouble.gate.url] * 2, plan_of(nodes), tmp_path) as both:
+            assert ran() < 2 * 2 * TIMEOUT_S
             await is_away(trouble, both, nodes)
             await trouble.ends()
             await is_back(trouble, both, nodes, ups=1)

@@ -13,6 +13,7 @@ from sidecar.core.breaker import Scope, State
 from sidecar.logbook import LEAVE_S
 from sidecar.txlog.log import State as LogState
 from tests import processes
+from tests.harness import awake
 from tests.outcomes.pods import Traffic, Way, agree, engines, gate, opens, plan_of, pod, pods
 from tests.servers import blackhole, refused, valkey
 from tests.under_test import chat
@@ -40,25 +41,23 @@ async def test_a_process_ends_as_fast_whatever_its_log_does(tmp_path: Path, kind
         async with processes.sidecar(*words) as proxy:
             if kind != "local":
                 await proxy.process.event("log_away")
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            proxy.process.send(signal.SIGTERM)
-            assert await proxy.process.ended() == 0
-            assert loop.time() - began < ENDS_S
+            async with awake() as ran:
+                proxy.process.send(signal.SIGTERM)
+                assert await proxy.process.ended() == 0
+                assert ran() < ENDS_S
             assert "Traceback" not in proxy.process.output
             assert proxy.process.events().count("log_away") == (kind != "local")
 
 
 async def test_an_end_while_the_server_just_fell_silent_is_bounded(tmp_path: Path) -> None:
     """It says goodbye to a server that it takes for alive, and does not insist."""
-    async with valkey(tmp_path / "server") as server, gate(server) as link, engines() as nodes:
-        loop = asyncio.get_running_loop()
+    async with valkey(tmp_path / "server") as server, gate(server) as link, engines() as nodes, awake() as ran:
         async with pods([link.url], plan_of(nodes), tmp_path) as (only,):
             assert only.log is LogState.UP
             await link.turn(Way.SWALLOWED)
             await opens(only, nodes[0])
-            began = loop.time()
-        assert loop.time() - began < LEAVE_S + ENDS_S
+            began = ran()
+        assert ran() - began < LEAVE_S + ENDS_S
 
 
 @pytest.mark.parametrize("way", list(Way), ids=lambda way: way.value)
@@ -91,13 +90,11 @@ async def test_probes_in_hand_are_given_back_by_who_ends(tmp_path: Path) -> None
                     await goes.once(chat())
                     await asyncio.sleep(0.01)
         nodes[0].broken = False
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10), awake() as ran:
             while stays.breaker(nodes[0]).state is not State.CLOSED:
                 await stays.once(chat())
                 await asyncio.sleep(0.02)
-        assert loop.time() - began < 3.0, "a lease has five seconds"
+            assert ran() < 3.0, "a lease has five seconds"
 
 
 async def test_an_open_breaker_survives_its_sidecar_by_its_own_server(tmp_path: Path) -> None:
