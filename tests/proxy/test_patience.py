@@ -3,7 +3,8 @@ import socket
 
 import pytest
 
-from sidecar.proxy.patience import GRACE_S, READ_S, Patience
+from sidecar.proxy.patience import READ_S, Patience
+from sidecar.proxy.watchdog import GRACE_S
 from tests.clock import START_S, Clock
 
 
