@@ -489,6 +489,10 @@ BAD: dict[str, tuple[Object, str]] = {
     "a roll-out that fails while it loads": ({"engine": {"startSeconds": 3600}}, "while the model is loaded"),
     "machines that stay": ({"podDisruptionBudget": {"maxUnavailable": 0}}, "no machine could be emptied"),
     "reads longer than their interval": ({"serviceMonitor": {"timeoutSeconds": 16}}, "more than intervalSeconds"),
+    "a monitor's own label": (
+        {"serviceMonitor": {"labels": {"helm.sh/chart": "x"}}},
+        "the chart itself says what helm.sh/chart is",
+    ),
     "an engine at a socket": (
         {"engine": {"args": ["--uds=/x"]}},
         "with --uds=/x the sidecar does not",
@@ -551,6 +555,11 @@ WORDS: dict[str, Object] = {
         "networkPolicy": {"monitoringNamespace": "9"},
     },
 }
+
+
+def test_the_monitor_has_the_labels_that_prometheus_looks_for() -> None:
+    labels = one(made({"serviceMonitor": {"labels": {"release": "stack"}}}), "ServiceMonitor")["metadata"]["labels"]
+    assert labels["release"] == "stack" and labels["app.kubernetes.io/name"] == "vllm"
 
 
 @pytest.mark.parametrize("told", WORDS.values(), ids=WORDS)

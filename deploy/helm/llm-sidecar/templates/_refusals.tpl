@@ -36,6 +36,11 @@
 {{- if and $v.serviceMonitor.enabled (gt (int $v.serviceMonitor.timeoutSeconds) (int $v.serviceMonitor.intervalSeconds)) }}
 {{- fail "serviceMonitor.timeoutSeconds is more than intervalSeconds, which Prometheus does not take" }}
 {{- end }}
+{{- range list "app.kubernetes.io/name" "app.kubernetes.io/managed-by" "helm.sh/chart" }}
+{{- if hasKey $v.serviceMonitor.labels . }}
+{{- fail (printf "serviceMonitor.labels: the chart itself says what %s is" .) }}
+{{- end }}
+{{- end }}
 {{- range concat $v.engine.args $v.candidate.args }}
 {{- if or (hasPrefix "--uds" .) (hasPrefix "--ssl-" .) }}
 {{- fail (printf "engine.args, candidate.args: with %s the sidecar does not reach the engine, which it asks by HTTP on loopback" .) }}
