@@ -5,7 +5,8 @@
 1. `policies/schema.json` is what the policy types generate, and `sidecar/control/pb/` what the protocol does.
 2. Every module of `sidecar/` that has code of its own has a test of its own, at the same path under `tests/`. A module
    of declarations alone (names, records, Protocols) has none: there is nothing in it that could fail.
-3. What the documents refer to exists: the targets of relative links, and the paths of this repository that they name.
+3. What the documents refer to exists: the targets of relative links with their parts (`#here`), and the paths of this
+   repository that they name.
 """
 
 import ast
@@ -21,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 DOCUMENTS = ("*.md", "docs/**/*.md")
 
-_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+_FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+_HEADING = re.compile(r"^#+ (.*)$", re.M)
 _NAMED = re.compile(r"`((?:sidecar|tests|bench|docs|policies|\.ci)/[A-Za-z0-9_./-]*)`")
 
 
@@ -60,12 +63,23 @@ def dead_references(root: Path) -> Iterator[str]:
     for document in sorted({path for pattern in DOCUMENTS for path in root.glob(pattern)}):
         shown = document.relative_to(root).as_posix()
         prose = document.read_text(encoding="utf-8")
-        for target in sorted(set(_LINK.findall(prose))):
-            if "://" not in target and not (document.parent / target).exists():
+        for target, part in sorted(set(_LINK.findall(prose))):
+            there = document.parent / target if target else document
+            if "://" in target:
+                continue
+            if not there.exists():
                 yield f"{shown} links to {target}, which does not exist"
+            elif part and there.suffix == ".md" and part not in parts_of(there.read_text(encoding="utf-8")):
+                yield f"{shown} links to {target}#{part}, which has no such part"
         for named in sorted(set(_NAMED.findall(prose))):
             if not (root / named).exists():
                 yield f"{shown} names {named}, which does not exist"
+
+
+def parts_of(prose: str) -> set[str]:
+    """What `#` may name in a document: its headings, as GitHub spells them."""
+    said = (heading.replace("`", "") for heading in _HEADING.findall(_FENCED.sub("", prose)))
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in said}
 
 
 def main(root: Path = ROOT) -> int:

@@ -22,6 +22,7 @@ from sidecar.kernel.outcome import DOCTRINE, Ending
 from sidecar.policy.duration import format_seconds
 from sidecar.policy.load import load
 from sidecar.policy.schema import Adaptive, Deadlines, PlanDocument, PlanMargins, PlanStep, Seconds
+from sidecar.settings import add_arguments
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.shapes import RequestLine
 from sidecar.txlog.codec import Record
@@ -182,6 +183,26 @@ def test_every_verb_is_in_the_readme() -> None:
     for verb in verbs(tree()):
         group, _, action = verb.partition(" ")
         assert any(f"`sidecar {group}" in line and re.search(rf"\b{action}\b", line) for line in lines), verb
+
+
+def test_every_flag_of_run_has_its_row_and_its_variable() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    said = {flag: row[1] for row in rows("operations.md", 4) for flag in row[0].split(", ") if flag.startswith("--")}
+    for action in parser._actions:
+        for flag in action.option_strings:
+            if flag not in ("-h", "--help"):
+                variable = f"SIDECAR_{flag[2:].upper().replace('-', '_')}"
+                assert variable in said[flag] or f"...{variable[variable.rindex('_') :]}" in said[flag], flag
+
+
+def test_every_admin_page_has_its_row() -> None:
+    said = {page.split("?")[0] for row in rows("operations.md", 2) for page in re.findall(r"/[a-z][a-z/]*", row[0])}
+    served = re.findall(r"""\.add_(?:get|post)\(\s*r?"(/[a-z/]*)""", ADMIN)
+    assert len(served) > 20 and {page.rstrip("/") for page in served} <= {page.rstrip("/") for page in said}
+
+
+ADMIN = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "sidecar" / "admin").glob("*.py")))
 
 
 def verbs(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -82,7 +82,10 @@ def test_declarations_are_no_code(source: str, has: bool) -> None:
 @pytest.mark.parametrize(
     ("prose", "count"),
     [
-        pytest.param("[a](docs/a.md) [b](docs/a.md#part) [c](#here) [d](https://example.com/x)", 0, id="good links"),
+        pytest.param("[a](docs/a.md) [b](docs/a.md#a-part-of-it) [d](https://example.com/x#y)", 0, id="good links"),
+        pytest.param("# Here\n[c](#here)", 0, id="a part of its own"),
+        pytest.param("[c](#here) [b](docs/a.md#part)", 2, id="dead parts"),
+        pytest.param("```\n# Here\n```\n[c](#here)", 1, id="a comment of an example is no part"),
         pytest.param("[a](docs/gone.md)", 1, id="dead link"),
         pytest.param("[a](docs/gone.md#part)", 1, id="dead link with a part"),
         pytest.param("`sidecar/core/go.py` and `docs/`", 0, id="good names"),
@@ -92,7 +95,7 @@ def test_declarations_are_no_code(source: str, has: bool) -> None:
     ],
 )
 def test_dead_references_are_told(tmp_path: Path, prose: str, count: int) -> None:
-    files = {"README.md": prose, "docs/a.md": "[up](../README.md)", "sidecar/core/go.py": ""}
+    files = {"README.md": prose, "docs/a.md": "[up](../README.md)\n## A `part`, of it", "sidecar/core/go.py": ""}
     assert len(faults(tree(tmp_path, files))) == count
 
 
