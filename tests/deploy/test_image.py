@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.inject import names
+from sidecar.settings import DEFAULT_ADMIN, DEFAULT_CONTROL, DEFAULT_LISTEN
 from tests.checks import lock
 from tests.deploy.prefix import ROOT, Container, Image, environment, stages
 from tests.servers import free_port
@@ -66,11 +67,19 @@ def test_nothing_is_installed_but_by_hash() -> None:
     assert len(installs) == 3
     assert all("--require-hashes" in step or "--no-index" in step for step in installs)
     assert not any(each.word == "ADD" for each in (*BUILD, *FINAL))
+    # Of the last stage nothing is left to be installed, and only byte code to be made.
+    assert [each.command for each in FINAL if each.word == "RUN" and "compileall" not in each.text] == []
+
+
+def test_what_it_runs_is_compiled() -> None:
+    (build,) = (step for each in BUILD if each.word == "RUN" for step in each.text.split("&&") if " wheel " in step)
+    assert build.startswith("SIDECAR_COMPILE=1 ") and "--no-build-isolation" in build
 
 
 def test_ports_signal_and_version_are_those_of_the_pod() -> None:
     said = {each.word: each.text for each in FINAL}
     ports = [names.PROXY_PORT, names.ADMIN_PORT, names.CONTROL_PORT]
+    assert ports == [int(usual.rpartition(":")[2]) for usual in (DEFAULT_LISTEN, DEFAULT_ADMIN, DEFAULT_CONTROL)]
     assert said["EXPOSE"].split() == [str(port) for port in ports]
     assert said["STOPSIGNAL"] == "SIGTERM"
     inside = environment(FINAL)
