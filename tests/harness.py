@@ -395,6 +395,9 @@ class Peer(Wire):
 
     async def request_head(self) -> Message:
         """The next request's head; its body is read by `request_body`."""
+        # No limit: whoever keeps a connection need not have anything to ask.
+        while not (self.unread or self.ended):
+            await self.changed()
         message = await self.head()
         method, target, version = message.start.split(b" ", 2)
         assert method and target and version in (b"HTTP/1.1", b"HTTP/1.0"), message.start
