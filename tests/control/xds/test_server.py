@@ -77,7 +77,7 @@ async def test_weights_change_under_load_and_streams_live_on(tmp_path: Path, del
             async with load(proxy.port, 4) as traffic:
                 for number in range(10):
                     desk.put(split(one, other, 1000 * number))
-                    await asyncio.sleep(0.02)
+                    await until(lambda wanted=number + 1: len(xds.counts.ack_s) == wanted)
                 desk.put(split(one, other, 5000, third))  # an endpoint more
                 await until(lambda: third.served > 0)
             assert not traffic.failed
