@@ -750,7 +750,7 @@ class Breaker:
         rule = self._rule
         if self._consecutive >= rule.consecutive:
             word = "consecutive"
-            evidence = f"{self._consecutive} failures in a row, the last: {why}"
+            evidence = f"{counted(self._consecutive, 'failure')} in a row, the last: {why}"
         elif (
             window is not None
             and window.total >= rule.min_requests

@@ -11,7 +11,7 @@ _EXAMPLES = """examples:
   sidecar run --policy /etc/sidecar --listen :9400 --admin :9401 --log-format json
   sidecar run --policy /etc/sidecar --redis redis://redis:6379
   sidecar demo --fault stall
-  sidecar validate policies/
+  sidecar validate policies/default.yaml
   sidecar simulate --policy chat.yaml --trace monday.jsonl --fault stall:5m:8m:0
   sidecar breakers list
   sidecar breakers open node 127.0.0.1:8000 --for 10m
@@ -111,7 +111,7 @@ def _add_policies(verbs: Verbs) -> None:
         "validate",
         "validate",
         "check policy files; tell every error",
-        "sidecar validate policies/",
+        "sidecar validate policies/default.yaml",
         "sidecar validate chat.yaml --json",
     )
     validate.add_argument("path", metavar="FILE|DIR")
