@@ -38,6 +38,7 @@ COMPILED = [
     "sidecar/core/fleet.py",
     "sidecar/core/gate/admit.py",
     "sidecar/core/gate/evict.py",
+    "sidecar/core/gate/headroom.py",
     "sidecar/core/gate/lanes.py",
     "sidecar/core/gate/limit.py",
     "sidecar/core/gate/parts.py",

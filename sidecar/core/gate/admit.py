@@ -5,7 +5,7 @@ either waits here or inside the engine, and an engine serves whoever came first:
 batches. So the queue is here, where classes, tenants and deadlines are known. The gate is pure: it is told what happens
 and gives back tickets; whoever holds them calls nothing of it from inside.
 
-1. A request whose endpoints have room, and before which nobody waits for the same endpoints, runs at once.
+1. A request whose endpoints have room runs at once, if nobody waits for the same endpoints, or only who goes after it.
 2. Else it waits, if there is a place. The higher priority goes first; classes of one priority share by their weights,
    tenants of a class by theirs, by tokens (`turns`).
 3. Starvation is bounded: while the oldest request of some class is overdue (it has waited for its SLA, or half its
@@ -28,7 +28,8 @@ and gives back tickets; whoever holds them calls nothing of it from inside.
    its turn when another leaves, and carries away what enforcing would have done with it.
 
 10. With `fairness: service` tenants that have used more than their part of the service (`parts`) go behind all that
-   have not, whatever their class: in turns, in the queue's places and in evictions.
+   have not, whatever their class: in turns, in the queue's places and in evictions. While they still use so much more,
+   they leave some room free for the others (`headroom`); in shadow that is not played.
 
 Being turned away here is nobody's failure: no breaker hears of it.
 """
@@ -39,6 +40,7 @@ from typing import Final
 
 from sidecar.core.classes import Classes
 from sidecar.core.gate.evict import oldest_of, runs_in, victims_of
+from sidecar.core.gate.headroom import is_kept
 from sidecar.core.gate.lanes import Lanes, PoolOf, emptied, heir_of, number_of
 from sidecar.core.gate.turns import (
     EVICTED,
@@ -164,7 +166,7 @@ class Gate:
             else:
                 self._play(ticket, group, share, now)
                 return True
-        if in_vain or (room and not lane.queued):
+        if in_vain or (room and self._is_first(lane, share, now)):
             self._start(ticket, group, share, now)
             return True
         verdict = self._queue(ticket, group, share, now)
@@ -192,6 +194,8 @@ class Gate:
                 roomy.append(lane)
         while roomy:
             group = self._next(roomy, now)
+            if group is None:
+                return None
             ticket = self._head(group)
             if not group.qos.late_reject or now < self._ends_at(group, ticket):
                 self._begin(group, ticket, roomy, now)
@@ -366,6 +370,7 @@ class Gate:
         self._lanes.sort(now)
         lanes = [lane]
         group = self._next(lanes, now)
+        assert group is not None
         self._begin(group, self._head(group), lanes, now)
 
     def _begin(self, group: Group, ticket: Ticket, lanes: list[Lane], now: float) -> None:
@@ -387,8 +392,32 @@ class Gate:
             # Its turn was owed: evicted, it would starve with turns instead of without.
             group.standing.evictable.pop(ticket.number, None)
 
-    def _next(self, lanes: list[Lane], now: float) -> Group:
-        """The class whose turn it is, of those that wait in `lanes`: somebody does in each."""
+    def _is_first(self, lane: Lane, share: Share, now: float) -> bool:
+        """Whether a newcomer goes before all that wait there, who would have had their turn else."""
+        if not lane.queued:
+            return not self._is_held(lane, share, now)
+        if share.payer is None or share.payer.behind:
+            return False
+        for group in lane.groups:
+            if group.queued > group.behind:
+                return False
+        overdue = _overdue([lane], now)
+        if overdue is not None:
+            earned = self._credit + self._reserve
+            if earned >= _WHOLE:
+                return False
+            self._credit = earned
+        return True
+
+    def _is_held(self, lane: Lane, share: Share, now: float) -> bool:
+        """Whether a tenant floods, and is to leave what is free to others."""
+        parts, payer = self._lanes.parts, share.payer
+        if parts is None or payer is None or not payer.behind or self.mode == "shadow":
+            return False
+        return parts.floods(payer, now) and is_kept(lane, share)
+
+    def _next(self, lanes: list[Lane], now: float) -> Group | None:
+        """The class whose turn it is, of those that wait in `lanes`: somebody does in each. None: all are held back."""
         if self._credit + self._reserve >= _WHOLE:
             overdue = _overdue(lanes, now)
             if overdue is not None:
@@ -401,9 +430,10 @@ class Gate:
                 if group.head is None or (warned and group.qos.preemptible):
                     continue
                 within = self._lanes.parts is None or group.has_within()
+                if not within and (chosen_within or self._is_held(lane, group.first(), now)):
+                    continue
                 if chosen is None or within > chosen_within or (within == chosen_within and _before(group, chosen)):
                     chosen, chosen_within = group, within
-        assert chosen is not None
         return chosen
 
     # The queue.
@@ -536,11 +566,12 @@ class Gate:
         lane = group.lane
         if lane.pace == 0.0 or (not group.qos.preemptible and self._can_evict()):
             return 0.0
+        behind = share.payer is not None and share.payer.behind
         # Of its own class, each tenant that waits has as many turns before it as it has itself.
-        ahead = min(group.queued, (share.queued + 1) * group.waiting)
+        ahead = min(_ahead(group, behind), (share.queued + 1) * group.waiting)
         for each in lane.groups:
             if each.qos.priority > group.qos.priority:
-                ahead += each.queued
+                ahead += _ahead(each, behind)
         return (ahead + 1) / lane.pace
 
     def _retry_s(self, group: Group) -> float:
@@ -657,6 +688,11 @@ def _overdue(lanes: list[Lane], now: float) -> Group | None:
                     if found is None or at < since:
                         found, since = group, at
     return found
+
+
+def _ahead(group: Group, behind: bool) -> int:
+    """How many of a class may go before one more, which goes after all others (`behind`) or not."""
+    return group.queued if behind else group.queued - group.behind
 
 
 def _before(one: Group, other: Group) -> bool:

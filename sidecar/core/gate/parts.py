@@ -3,9 +3,10 @@
 Fair shares inside a class (`turns`) do not help a tenant's batches against the voices of another that floods: by class,
 the flood goes first. Where the policy asks for it (`fairness: service`), who has used more than its part goes behind
 those who have not, whatever its class; its part is that of its weight in what all used who came lately. Nobody is held
-back from what nobody else asks for: going behind costs nothing while no one waits. It is rough justice: up to half more
-than its part, less where that is most of the service, a tenant goes by class still: use comes in bursts, and a burst of
-voices is not to wait behind a batch. Who went behind comes back when it is at its part.
+back from what nobody else asks for: going behind costs next to nothing while no one waits (`headroom`). It is rough
+justice: up to three quarters more than its part, less where that is most of the service, a tenant goes by class still:
+use comes in bursts, and a burst of voices is not to wait behind a batch. Who went behind comes back when it is at its
+part.
 
 What was used fades (half of it counts after 42 s), for all alike. So a tenant's place among them changes only when
 somebody uses something, and its key, the logarithm of its use plus the time of it over the span, does not change at
@@ -18,7 +19,7 @@ from math import exp, inf, log
 from typing import Final
 
 SPAN_S: Final = 60.0  # in which e times less counts; in 30 s the bursts of a tenant that keeps to its part exceed it
-MORE: Final = 0.5  # of its part, times what is not its part: with less its bursts put it behind (bench.qos)
+MORE: Final = 0.75  # of its part, times what is not its part: with less its bursts put it behind (bench.qos)
 LOOKED: Final = 128  # tenants looked at in one call: there may be 100,000, and the loop waits
 FEW: Final = 2  # those looked at whenever one is refunded, beyond so many: there are never many more
 SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
@@ -126,13 +127,17 @@ class Parts:
         """Whether it has used more than its part: others may have come, and made that less."""
         if payer.behind or self._weight <= 0.0:
             return
-        used = payer.used * _faded(now - payer.at)
-        part = min(1.0, payer.weight / self._weight)
-        if used > (1.0 + MORE * (1.0 - part)) * self._total * _faded(now - self._at) / self._weight:
+        if self.floods(payer, now):
             payer.behind = True
             self._behind += 1
             self._note(payer)
             self.turned.append(payer)
+
+    def floods(self, payer: Payer, now: float) -> bool:
+        """Whether it has used so much more than its part as puts it behind: who is behind may have less by now."""
+        used = payer.used * _faded(now - payer.at)
+        part = min(1.0, payer.weight / self._weight)
+        return used > (1.0 + MORE * (1.0 - part)) * self._total * _faded(now - self._at) / self._weight
 
     def look(self, now: float) -> None:
         """Lets those come back whose part it is again; of very many a few each time, the first of them first."""

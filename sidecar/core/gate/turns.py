@@ -114,6 +114,7 @@ class Share:
     """What one tenant had of one class: `counter`, in tokens over its weight; and its requests that wait."""
 
     __slots__ = (
+        "behind",
         "counter",
         "entry",
         "group",
@@ -133,6 +134,8 @@ class Share:
         self.group = group
         self.payer: Payer | None = None
         """The tenant over all classes; None where that does not count."""
+        self.behind = False
+        """Whether what waits stands behind all others (`parts`)."""
         self.counter = 0.0
         self.running = 0
         self.queued = 0
@@ -196,6 +199,7 @@ class Group:
         "_entries",
         "_longest",
         "_next",
+        "behind",
         "counter",
         "gone",
         "head",
@@ -218,6 +222,8 @@ class Group:
         self.start = 0.0
         self.counter = 0.0
         self.queued = 0
+        self.behind = 0
+        """Of those that wait, those of tenants that go after all others."""
         self.waiting = 0
         """Tenants that have a request here."""
         self.gone = False
@@ -247,6 +253,8 @@ class Group:
             ticket.older = last
         share.tail = ticket
         share.queued += 1
+        if share.behind:
+            self.behind += 1
         if last is None:
             self.offer(share)
         if last is not None or share.weight < 1.0:
@@ -284,7 +292,10 @@ class Group:
             behind.ahead = ahead
         ticket.older = ticket.newer = ticket.ahead = ticket.behind = None
         share.queued -= 1
+        if share.behind:
+            self.behind -= 1
         if not share.queued:
+            share.behind = False
             self.waiting -= 1
             share.entry = share.length = 0
         self.queued -= 1
@@ -296,7 +307,11 @@ class Group:
         self._entries += 1
         share.entry = self._entries
         payer = share.payer
-        heap = self._next if payer is None or not payer.behind else self._behind
+        behind = payer is not None and payer.behind
+        if behind != share.behind:
+            share.behind = behind
+            self.behind += share.queued if behind else -share.queued
+        heap = self._behind if behind else self._next
         heappush(heap, (share.counter, share.entry, share))
         if len(heap) > 2 * self.waiting + SLACK:
             kept = [entry for entry in heap if entry[1] == entry[2].entry]

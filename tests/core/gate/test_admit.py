@@ -617,6 +617,90 @@ def test_in_a_full_queue_those_behind_give_way_whatever_their_class() -> None:
     assert reason(world.enter(world.ticket("voice", "flood"))) is Reason.OVERLOADED
 
 
+def beside(world: World, others: int) -> list[Ticket]:
+    """A flood that had all there is, beside so many of others, who are in their part; what runs of it."""
+    there = sum(int(node.limit) for node in world.nodes) - others
+    flood = [world.come("batch", "flood", 5000) for _ in range(there)]
+    for number in range(others):
+        world.come("text", f"small{number}", 10)
+    return flood
+
+
+def test_a_flood_leaves_as_many_free_as_the_others_may_want_at_once() -> None:
+    world = World(12, admission=FAIR)
+    flood = beside(world, 9)
+    waiting = [world.come("voice", "flood") for _ in range(3)]
+    for ticket in flood:
+        world.leave(ticket)
+    assert world.turns() == waiting[:1]  # three were free, the square root of nine
+    assert world.gate.due(world.now) <= world.now + POLL_S
+    world.nodes[0].limit = 14
+    assert world.turns() == waiting[1:]
+
+
+def test_a_newcomer_of_a_flood_leaves_it_free_as_well() -> None:
+    world = World(12, admission=FAIR)
+    flood = beside(world, 9)
+    voice = world.come("voice", "flood")
+    world.leave(voice)
+    world.leave(flood[0])
+    assert world.enter(world.ticket("voice", "flood")) is False
+    assert world.enter(world.ticket("batch", "small0")) is True
+
+
+def test_who_keeps_to_its_part_does_not_wait_with_a_flood_that_is_held_back() -> None:
+    world = World(12, admission=FAIR)
+    flood = beside(world, 9)
+    held = [world.come("voice", "flood") for _ in range(5)]
+    world.leave(flood[0])
+    assert world.turns() == []
+    newcomer = world.ticket("batch", "small0")
+    assert world.enter(newcomer) is True and newcomer.state == RUNNING
+    assert {ticket.state for ticket in held} == {QUEUED}
+
+
+def test_a_flood_that_is_held_back_has_its_reserve() -> None:
+    """The bound of starvation is a class's, whoever of it waits."""
+    world = World(12, admission=replace(FAIR, reserve=0.25))
+    flood = beside(world, 9)
+    batch = world.come("batch", "flood", 10)
+    world.leave(flood[0])
+    world.now += 5.0
+    passed = []
+    for number in range(8):
+        ticket = world.ticket("voice", f"small{number}", 10)
+        if world.enter(ticket) is False:
+            break
+        passed.append(ticket)
+        world.leave(ticket)
+    assert len(passed) == 3
+    assert world.turns() == [batch]
+
+
+def test_in_shadow_nothing_is_kept_free() -> None:
+    world = World(12, admission=replace(FAIR, mode="shadow"))
+    flood = beside(world, 9)
+    world.leave(flood[0])
+    ticket = world.come("voice", "flood")
+    assert (ticket.state, ticket.shadowed) == (RUNNING, "")
+
+
+def test_those_who_go_behind_do_not_make_a_turn_come_too_late() -> None:
+    world = World(4, policies=(VOICE, LATE), admission=FAIR)
+    running = [world.come("late", tenant, tokens) for tenant, tokens in (("flood", 9000), ("a", 10), ("b", 10))]
+    running.append(world.come("voice", "flood", 9000))
+    for _ in range(40):
+        world.come("voice", "flood")
+    for _ in range(12):
+        world.now += 0.25
+        running.append(world.come("voice", "flood"))
+        world.leave(running.pop(0))
+        running.extend(world.turns())
+    waiting = world.ticket("late", "a")
+    assert world.enter(waiting) is False
+    assert reason(world.enter(world.ticket("late", "flood"))) is Reason.OVERLOADED
+
+
 def test_fairness_follows_a_reload() -> None:
     world = World(1, admission=replace(FAIR, fairness="class"))
     running = full(world, tenant="flood")
@@ -799,8 +883,9 @@ class Walk(RuleBasedStateMachine):
             self.running.add(given)
         self.phantoms = 0
         for ticket in self.waiting:
-            pool = world.service.pool(ticket.model, ticket.version)
-            assert not pool.has_room(world.now), "somebody waits beside an endpoint with room"
+            pool, share = world.service.pool(ticket.model, ticket.version), ticket.share
+            held = share is not None and share.payer is not None and share.payer.behind
+            assert held or not pool.has_room(world.now), "somebody waits beside an endpoint with room"
         due = world.gate.due(world.now)
         if self.waiting:
             # What was turned away in the meantime (too late for its turn) is still to be told.
