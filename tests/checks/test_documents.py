@@ -185,6 +185,23 @@ def test_every_verb_is_in_the_readme() -> None:
         assert any(f"`sidecar {group}" in line and re.search(rf"\b{action}\b", line) for line in lines), verb
 
 
+def test_a_request_s_way_is_what_the_modules_import() -> None:
+    text = (DOCS / "life-of-a-request.md").read_text(encoding="utf-8")
+    arrows = [line.split(" -> ") for line in text.splitlines() if re.match(r"[a-z_/]+ +-> [a-z]", line)]
+    assert len(arrows) > 10
+    imported = {name: _imports(name) for name in {end.strip() for ends in arrows for end in ", ".join(ends).split(",")}}
+    for asks, answer in ((asks.strip(), each.strip()) for asks, those in arrows for each in those.split(",")):
+        assert answer in imported[asks], f"{asks} does not import {answer}"
+        assert asks not in imported[answer], f"{answer} imports {asks} back"
+
+
+def _imports(module: str) -> set[str]:
+    """As paths below `sidecar/`."""
+    source = (ROOT / "sidecar" / f"{module}.py").read_text(encoding="utf-8")
+    found = re.findall(r"^from sidecar\.([a-z_.]+) import", source, re.M)
+    return {each.replace(".", "/") for each in found}
+
+
 def test_every_flag_of_run_has_its_row_and_its_variable() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
