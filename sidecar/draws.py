@@ -221,4 +221,6 @@ def drawn_of(reply: Reply) -> ledgers.Drawn:
         told.slots,
         told.slots_in_use,
         told.born_us,
+        told.before_us,
+        reply.now_us,
     )

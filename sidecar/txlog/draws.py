@@ -63,12 +63,14 @@ class _Parts:
 
 
 class _Drawer:
-    """A sidecar that draws on a budget: when it last did, its slots, and what it drew of each window."""
+    """A sidecar that draws on a budget: when it last did (`seen_ms` goes back with the clock), its slots, and what it
+    drew of each window."""
 
-    __slots__ = ("drawn", "seen_ms", "slots")
+    __slots__ = ("drawn", "drew_ms", "seen_ms", "slots")
 
     def __init__(self, seen_ms: int) -> None:
         self.seen_ms = seen_ms
+        self.drew_ms = 0
         self.slots = 0
         self.drawn: dict[_Id, _Parts] = {}
 
@@ -129,9 +131,10 @@ class Budgets:
         before = budget.drawers.pop(call.by, None)
         others = sum(drawer.slots for drawer in budget.drawers.values())
         slots = max(cut(call.slots_used), min(cut(call.slots_want), cut(call.slots_limit) - others))
+        before_us = 0 if before is None else min(before.drew_ms, now_ms) * 1000
         mine = budget.drawers[call.by] = _Drawer(now_ms) if before is None else before
-        mine.seen_ms, mine.slots = now_ms, slots
-        record = SLOTS.pack(slots, others + slots, budget.born_us)
+        mine.seen_ms, mine.drew_ms, mine.slots = now_ms, now_ms, slots
+        record = SLOTS.pack(slots, others + slots, budget.born_us, before_us)
         for window in call.windows:
             id_ = (window.unit, window.span_ms)
             budget.longest_ms = max(budget.longest_ms, window.span_ms)

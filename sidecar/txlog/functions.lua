@@ -375,20 +375,27 @@ local function share(keys, args)
 end
 
 -- What is kept of a budget, in one hash: 'm', when it was last drawn on, its longest span, all slots that are held, when
--- it was made; 'w' of each window, what was drawn in its parts; 'b' of each sidecar, what it drew of that; 's', its
--- slots. Two more keys say when which sidecar was last here, and with slots. What cannot be read counts as none.
+-- it was made; 'w' of each window, what was drawn in its parts; 'b' of each sidecar, when it last drew and what it drew of
+-- that; 's', its slots. Two more keys say when which sidecar was last here, and with slots. What cannot be read counts as none.
 --
 -- Parts lie in a row, the oldest first, with 2, 4 or 6 bytes each, behind the last one's number and the sum of all: time
 -- goes by as the row moves on, and what a call does not touch is not even looked at.
-local DRAWN_SCHEMA = 1
+local DRAWN_SCHEMA, DRAWER_SCHEMA = 1, 2
 local PARTS = SPAN_PARTS + 1  -- the part that begins a span ago is in use as long as any of it is
 local META, META_BYTES = '>BI6I5I8I8', 28
-local NUMBERS, WINDOW, WINDOW_BYTES = '>I8I8I8', '>BI4I8I8I8I8I8I8', 53
+local NUMBERS, HEADING = '>I8I8I8', '>I8I8I8I8'
+local WINDOW, WINDOW_BYTES = '>BI4I8I8I8I8I8I8', 53
 local ROW, ROW_BYTES = '>I6BI8', 15
 local FORMAT, BEYOND = {[2] = '>I2', [4] = '>I4', [6] = '>I6'}, {[2] = 65536, [4] = 4294967296, [6] = 281474976710656}
 
+local DRAWER, DRAWER_BYTES = '>BI6', 7
+
 local function is_drawn(data, bytes)
   return data and #data >= bytes and string.byte(data, 1) == DRAWN_SCHEMA
+end
+
+local function is_drawer(data, bytes)
+  return data and #data >= bytes and string.byte(data, 1) == DRAWER_SCHEMA
 end
 
 local function no_parts(now)
@@ -455,8 +462,8 @@ end
 
 -- What a sidecar drew, by the windows' fields; and what is in use of windows that are not in `called`, as it is kept.
 local function mine_of(data, called, now_ms)
-  local mine, rest, at = {}, {}, 2
-  while is_drawn(data, at + 4) do
+  local mine, rest, at = {}, {}, DRAWER_BYTES + 1
+  while is_drawer(data, at + 4) do
     local unit, span = struct.unpack('>BI4', data, at)
     local parts, after = parts_at(data, at + 5)
     if not parts then break end
@@ -576,9 +583,11 @@ local function draw(keys, args)
     if now_ms - at >= ttl_of(longest) then longest, born = 0, now end  -- nothing of it is in use
   end
   local own_parts, drawn = mine_of(mine, called, now_ms)
+  local before = 0
+  if is_drawer(mine, DRAWER_BYTES) then _, before = struct.unpack(DRAWER, mine) end
   slots = math.max(0, slots - had)
   local own = math.max(used, math.min(want, limit - slots))
-  local written, answer = {}, {struct.pack(NUMBERS, own, slots + own, born)}
+  local written, answer = {}, {struct.pack(HEADING, own, slots + own, born, math.min(before, now_ms) * 1000)}
   for i, w in ipairs(windows) do
     longest = math.max(longest, w.span)
     local data = kept[i + 3]
@@ -587,7 +596,7 @@ local function draw(keys, args)
     written[2 * i], drawn[#drawn + 1], answer[i + 1] = draw_window(w, parts, own_parts[fields[i]], now_ms)
   end
   call('HSET', budget, 'm', struct.pack(META, DRAWN_SCHEMA, now_ms, longest, slots + own, born), 'b' .. by,
-    string.char(DRAWN_SCHEMA) .. table.concat(drawn), unpack(written))
+    struct.pack(DRAWER, DRAWER_SCHEMA, now_ms) .. table.concat(drawn), unpack(written))
   call('ZADD', drawers, score(now_ms), by)
   local ttl = score(ttl_of(longest))
   call('PEXPIRE', budget, ttl)

@@ -62,8 +62,9 @@ the only one.
     differ spoil nothing. What was drawn at a time that the clock went back behind was drawn now. No part holds more
     than MOST_DRAWN. ILLEGAL, and nothing is done: more than MAX_WINDOWS windows, two of one unit and span, or a span
     below MIN_SPAN_MS or above MAX_SPAN_MS. A budget that nobody draws on is forgotten once nothing of it is in use; the
-    answer has the time when it was made, so that whoever drew on it before knows that it was lost. Neither the log nor
-    a register sees any of this.
+    answer has the time when it was made, so that whoever drew on it before knows that it was lost, and when this very
+    sidecar drew on it before, so that one that did so later knows that the server is back with an older picture of
+    itself. Neither the log nor a register sees any of this.
 
 An order holds a register that is `held` until `expires_us`, or, if that is 0, until the next order. Positions in a log
 are `ms-seq`, the server's clock and a number, and never go back; "0" is before all.
@@ -325,12 +326,15 @@ class Drawn(msgspec.Struct, frozen=True, gc=False):
     """What a budget gave: its windows in the call's order, and how many slots this sidecar and all have now.
 
     `born_us`: when the server made this budget. Later than before: it had lost it, or nothing of it was in use.
+    `before_us`: when this sidecar drew on it before, to the millisecond below; 0: never, or not for long. Earlier than
+    a draw that was answered: the server has lost that one, and all that came after `before_us`.
     """
 
     parts: tuple[Part, ...] = ()
     slots: int = 0
     slots_in_use: int = 0
     born_us: int = 0
+    before_us: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -392,15 +396,16 @@ def cut(number: int) -> int:
     return min(max(number, 0), MOST_DRAWN)
 
 
-SLOTS: Final = struct.Struct(">QQQ")
+SLOTS: Final = struct.Struct(">QQQQ")
 PART: Final = struct.Struct(">QQI")
-"""Of a reply to `Draw`: this sidecar's slots, all's, when the budget was made; then each window's part."""
+"""Of a reply to `Draw`: this sidecar's slots, all's, when the budget was made, when this sidecar drew on it before;
+then each window's part."""
 
 
 def drawn(reply: Reply) -> Drawn:
     """What a budget gave; nothing if the call was ILLEGAL."""
     if not reply.record:
         return Drawn()
-    slots, in_use, born_us = SLOTS.unpack_from(reply.record)
+    slots, in_use, born_us, before_us = SLOTS.unpack_from(reply.record)
     parts = tuple([Part(*numbers) for numbers in PART.iter_unpack(memoryview(reply.record)[SLOTS.size :])])
-    return Drawn(parts, slots, in_use, born_us)
+    return Drawn(parts, slots, in_use, born_us, before_us)

@@ -524,6 +524,18 @@ class DrawContract:
         found = await one.draws(minute)
         assert (found.born_us, found.parts) == (clock.now_us, (Part(1, 1, 0),))
 
+    async def test_it_says_when_this_sidecar_drew_before(self, one: Sidecar, two: Sidecar, clock: Virtual) -> None:
+        window = Window(Unit.TOKENS, DAY_MS, 100, want=1)
+        assert (await one.draws(window)).before_us == 0
+        first_us = clock.now_us // 1000 * 1000
+        clock.passes(1500)
+        assert (await two.draws(window)).before_us == 0
+        assert (await one.draws(window)).before_us == first_us
+        clock.passes(-1000)
+        assert (await one.draws(window)).before_us == clock.now_us // 1000 * 1000, "never later than now"
+        clock.passes(DRAWER_TTL_MS)
+        assert (await one.draws(window)).before_us == 0
+
     async def test_answers_have_the_time(self, store: Store, clock: Virtual) -> None:
         clock.passes(0.123)
         call = Draw(key=KEY, by="one", windows=(Window(Unit.TOKENS, MINUTE_MS, 1),))

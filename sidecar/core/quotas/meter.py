@@ -326,14 +326,20 @@ class Meter:
             if less < amount:
                 self._backs[bucket] = amount - less
 
-    def forgotten(self, told: int, now: float) -> None:
-        """The server has lost count: all that was used here is owed again, but `told`; what was held is void."""
+    def forgotten(self, told: int, now: float, since: float = NEVER) -> None:
+        """The server has lost count of what was drawn after `since` (`NEVER`: of all): what was used here since then is
+        owed again, but `told`; what was held is void."""
         self.held = 0
         self.spare = 0
         self.back = 0
         self._backs = {}
         self.advance(now)
-        self.debt = max(self.debt, self.own - told)
+        first = int(max(0.0, since) / self._width_s)
+        lost = self._current if self._bucket >= first else 0
+        for bucket, used in self._own.items():
+            if bucket >= first:
+                lost += used
+        self.debt = max(self.debt, lost - told)
 
     def _lose(self, loss: int, lost_at: float) -> None:
         """The log went away: what the others had used is what it said last, less what has left since."""

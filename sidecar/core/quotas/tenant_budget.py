@@ -108,13 +108,22 @@ class Draw:
 class Drawn:
     """What the server answered. By window: `granted`, `used` (by all, afterwards), `wait_s` until what lacks fits.
 
-    `slots` are ours, `slots_in_use` all that are. `born_us`: when the server began to count this budget.
+    `slots` are ours, `slots_in_use` all that are. `born_us`: when the server began to count this budget, `before_us`:
+    when we drew on it before (0: it does not know), `now_us`: now, all by its clock.
     """
 
-    __slots__ = ("born_us", "granted", "slots", "slots_in_use", "used", "wait_s")
+    __slots__ = ("before_us", "born_us", "granted", "now_us", "slots", "slots_in_use", "used", "wait_s")
 
     def __init__(
-        self, granted: list[int], used: list[int], wait_s: list[float], slots: int, slots_in_use: int, born_us: int
+        self,
+        granted: list[int],
+        used: list[int],
+        wait_s: list[float],
+        slots: int,
+        slots_in_use: int,
+        born_us: int,
+        before_us: int = 0,
+        now_us: int = 0,
     ) -> None:
         self.granted = granted
         self.used = used
@@ -122,6 +131,8 @@ class Drawn:
         self.slots = slots
         self.slots_in_use = slots_in_use
         self.born_us = born_us
+        self.before_us = before_us
+        self.now_us = now_us
 
 
 class Budget:
@@ -154,6 +165,7 @@ class Budget:
         "slots_in_use",
         "stamp",
         "tenant",
+        "told_us",
         "typical",
         "used_at",
     )
@@ -191,6 +203,8 @@ class Budget:
         self.asks = False
         """It is drawn for though there is nothing to say."""
         self.born_us = 0
+        self.told_us = 0
+        """By the server's clock, when it last answered."""
         self.refused = 0
         """Requests for which there was no slot here, or no log, so far; the windows count theirs."""
         self.reserved = 0
@@ -313,13 +327,19 @@ class Budget:
 
     def answered(self, draw: Draw, reply: Drawn, now: float) -> bool:
         """The server answered; whether nothing was to be had of something that was wanted."""
+        since = NEVER
         forgot = self.born_us != 0 and reply.born_us > self.born_us
+        if not forgot and 0 < reply.before_us <= self.told_us - 1000 and self.told_us < reply.now_us:
+            # It is back with an older picture of itself: what came after that is lost.
+            forgot = True
+            since = now - (reply.now_us - reply.before_us) * 1e-6
         self.born_us = reply.born_us
+        self.told_us = reply.now_us
         in_vain = False
         for place, portion in enumerate(draw.portions):
             meter = portion.meter
             if forgot:
-                meter.forgotten(portion.must, now)
+                meter.forgotten(portion.must, now, since)
             granted = reply.granted[place]
             meter.answered(granted, reply.used[place], reply.wait_s[place], now)
             if portion.want and not granted:

@@ -41,6 +41,20 @@ def test_a_server_that_forgot_is_told_all_that_was_used_here() -> None:
     assert draw.portions[0].must == 100
 
 
+def test_a_server_with_an_older_picture_of_itself_is_told_what_was_used_since() -> None:
+    it = budget(Quota(name="q", tokens_per_minute=1000))
+    owed = []
+    for second, tokens, before in ((1, 10, 0), (20, 200, 1), (40, 400, 1)):
+        it.take(tokens, float(second))
+        draw = it.draw(float(second), 1, True)
+        assert draw is not None and draw.portions[0].must == tokens
+        reply = Drawn([0], [700], [0.0], 0, 0, 1, before * 1_000_000, second * 1_000_000)
+        it.answered(draw, reply, float(second))
+        owed.append(it.meters[0].debt)
+    # At 40 s it does not know of 20 s any more; the second that it knows last counts whole.
+    assert owed == [0, 0, 10 + 200]
+
+
 def test_a_failed_draw_tells_its_debt_again_and_gives_back_nothing_twice() -> None:
     it = budget(Quota(name="q", tokens_per_minute=1000))
     it.take(100, 0.0)
