@@ -168,7 +168,7 @@ class _Run:
         """The text without the sidecar; None where it cannot be had."""
         root = compose(text)
         value = root.value if root is not None else None
-        texts: list[tuple[Path, tuple[status.Text, ...]]] = []
+        texts: dict[Path, tuple[status.Text, ...]] = {}
         for workload in workloads(value):
             outcome = pods.uninject(workload.pod) if isinstance(workload.pod, dict) else None
             match outcome:
@@ -179,17 +179,14 @@ class _Run:
                 case Restored(pod=before, warnings=warnings):
                     done = status.read(workload.pod)
                     at = (*workload.at, *workload.template)
-                    texts.append((at, done.texts if done is not None else ()))
+                    texts[at] = done.texts if done is not None else ()
                     value = put(value, at, before)
                     self._pods += self._defaults is None
                     for warning in warnings:
                         self._tell(self._warnings, workload, warning)
         if not texts:
             return text
-        text = edited(text, value)
-        for at, written in texts:
-            text = respelt(text, at, written)
-        return text
+        return respelt(edited(text, value), texts)
 
     def _look_at_service(self, service: Object) -> None:
         spec = service.get("spec")
@@ -227,13 +224,11 @@ def _spelt(before: str, after: str, value: Any, changed: Sequence[Workload]) -> 
         if back == before:
             break
         places = [(*each.at, *each.template) for each in changed]
-        texts = {at: spellings(before, back, at, whole=whole) for at in places}
+        texts = spellings(before, back, places, whole=whole)
         for at, written in texts.items():
             value = put(value, at, status.with_texts(_at(value, at), written))
         after = edited(after, value)
-        back = edited(after, plain.value)
-        for at, written in texts.items():
-            back = respelt(back, at, written)
+        back = respelt(edited(after, plain.value), texts)
     return after
 
 

@@ -2,8 +2,8 @@
 
 1. What is to be said is an object; what has to change is found by comparing it with what the text says. After each
    round the text is read anew and compared again, until nothing is left: what was made is what was meant, or an error.
-2. An anchor may be changed under its alias. So what touches one, or what it is named in, is changed alone in a round:
-   what follows from it needs no change of its own. An alias that must say something else is written out.
+2. An anchor may be changed under its alias. So of what touches one, or what it is named in, one change is made in a
+   round: what follows from it needs no change of its own. An alias that must say something else is written out.
 3. New lines go right behind the line of what stands before them, and are taken away with the line break before them:
    what was put in and taken out again leaves every character as it was. Comments stay with what follows them.
 4. A text in brackets (JSON, too) is changed in brackets, over several lines where it is so already.
@@ -43,9 +43,7 @@ def edited(text: str, target: Any) -> str:
         changes = _Changes(text, root).towards(target)
         if not changes:
             break
-        spans = list(_delicate(root))
-        apart = [each for each in changes if not any(each.start <= high and each.end >= low for low, high in spans)]
-        text = applied(text, apart or changes[:1])
+        text = applied(text, _together(changes, root))
         try:
             root = compose(text)
         except Broken:
@@ -79,13 +77,28 @@ def style_of(root: Node) -> Style:
     return Style(step or 2, 0 if dash is None else dash)
 
 
-def _delicate(node: Node) -> Iterator[tuple[int, int]]:
-    """Where aliases stand, what they name, and what they are merged into."""
+def _together(changes: list[Change], root: Node) -> list[Change]:
+    """Those that can be done in one round: of what touches one anchor, the first alone."""
+    spans = list(_delicate(root))
+    chosen: list[Change] = []
+    touched: set[int] = set()
+    for each in changes:
+        anchors = {anchor for low, high, anchor in spans if each.start <= high and each.end >= low}
+        if not anchors & touched:
+            chosen.append(each)
+            touched |= anchors
+    return chosen
+
+
+def _delicate(node: Node) -> Iterator[tuple[int, int, int]]:
+    """Where aliases stand, what they name, and what they are merged into; each with what its anchor is known by."""
     if node.named is not None:
-        yield node.start, node.end
-        yield node.named.start, node.named.end
-    if node.merged:
-        yield node.start, node.end
+        yield node.start, node.end, id(node.named)
+        yield node.named.start, node.named.end, id(node.named)
+    for key, value in node.entries if node.merged else ():
+        if key.value == "<<":
+            for each in value.items or (value,):
+                yield node.start, node.end, id(each.named)
     for each in (*node.items, *(value for _, value in node.entries)):
         yield from _delicate(each)
 

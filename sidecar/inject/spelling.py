@@ -4,8 +4,11 @@ What a text says and how it says it are two things. `sidecar.inject.edit` restor
 differ in the second is kept in the annotation (`Text`) and put back, each only if the text then says the same.
 """
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+from sidecar.inject.edit import Change, applied
 from sidecar.inject.patch import Step, equal, identity
 from sidecar.inject.status import Text
 from sidecar.inject.tree import Broken, Node, compose
@@ -13,37 +16,64 @@ from sidecar.inject.tree import Broken, Node, compose
 Path = tuple[Step, ...]
 
 
-def spellings(original: str, restored: str, at: Path, *, whole: bool = False) -> tuple[Text, ...]:
-    """What of the part at `at` (keys and indexes) is written otherwise in `restored`, which says the same. The smallest
-    parts, if not the `whole` of them: that is long, and always enough."""
-    old, new = compose(original), compose(restored)
-    for step in at:
-        old, new = _step(old, step), _step(new, step)
-    if old is None or new is None:
-        return ()
-    return tuple(_differing(original, old, restored, new, (), whole))
+def spellings(
+    original: str, restored: str, places: Sequence[Path], *, whole: bool = False
+) -> dict[Path, tuple[Text, ...]]:
+    """What of the parts at `places` (keys and indexes) is written otherwise in `restored`, which says the same. The
+    smallest parts, if not the `whole` of them: that is long, and always enough."""
+    before, after = compose(original), compose(restored)
+    found: dict[Path, tuple[Text, ...]] = {}
+    for at in places:
+        old, new = _follow(before, at), _follow(after, at)
+        differing = [] if old is None or new is None else _differing(original, old, restored, new, (), whole)
+        found[at] = tuple(differing)
+    return found
 
 
-def respelt(text: str, at: Path, texts: tuple[Text, ...]) -> str:
-    """`text`, with parts of what is at `at` written as they were."""
-    for each in texts:
-        root = compose(text)
-        node, found = root, None
-        for step in at:
-            node = _step(node, step)
+def respelt(text: str, written: Mapping[Path, tuple[Text, ...]]) -> str:
+    """`text`, with parts of what is at some places written as they were."""
+    root = compose(text)
+    todo = [(at, each) for at, texts in written.items() for each in texts]
+    if root is None or not todo:
+        return text
+    # All at once: what is long has many, and each look at the result is one at the whole.
+    together = _rewritten(text, root, todo)
+    if together is not None:
+        return together
+    for one in todo:
+        changed = _rewritten(text, root, [one])
+        if changed is not None and changed != text:
+            text, root = changed, compose(changed)
+            assert root is not None  # it says what it said
+    return text
+
+
+def _rewritten(text: str, root: Node, todo: Sequence[tuple[Path, Text]]) -> str | None:
+    """`text` with these parts; None where one is not there, two are in each other, or it says something else then."""
+    changes: list[Change] = []
+    for at, each in todo:
+        node, found = _follow(root, at), None
         for name in each.at:
             found = _part(text, node, name)
             node = found[2] if found is not None else None
-        if root is None or found is None:
-            continue
-        changed = f"{text[: found[0]]}{each.text}{text[found[1] :]}"
-        try:
-            after = compose(changed)
-        except Broken:
-            continue
-        if after is not None and equal(after.value, root.value):
-            text = changed
-    return text
+        if found is None:
+            return None
+        changes.append(Change(found[0], found[1], each.text))
+    changes.sort(key=lambda each: each.start)
+    if any(earlier.end > later.start for earlier, later in pairwise(changes)):
+        return None
+    changed = applied(text, changes)
+    try:
+        after = compose(changed)
+    except Broken:
+        return None
+    return changed if after is not None and equal(after.value, root.value) else None
+
+
+def _follow(node: Node | None, path: Path) -> Node | None:
+    for step in path:
+        node = _step(node, step)
+    return node
 
 
 def _differing(original: str, old: Node, restored: str, new: Node, path: Path, whole: bool) -> list[Text]:

@@ -9,10 +9,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.inject import documents, edit, spelling
 from sidecar.inject.documents import Outcome, injected, uninjected
 from sidecar.inject.names import STATUS
 from sidecar.inject.pod import Defaults, Injected, inject
-from sidecar.inject.tree import chunks, compose
+from sidecar.inject.tree import Node, chunks, compose
 from sidecar.inject.workloads import workloads
 from tests.inject.goldens import SPECS, golden, outcome
 from tests.inject.pods import pods
@@ -202,6 +203,32 @@ def test_what_did_not_ask_and_is_no_engine_is_left_beside_others() -> None:
     assert ["left as it is" in str(each) for each in done.warnings] == [True]
     labelled = redis.replace("{name: cache}", "{name: cache, labels: {sidecar.infra.ai/inject: enabled}}")
     assert "no container looks like" in refused(f"{labelled}---\n{_POD}")[0]
+
+
+_ANCHORED = f"{_POD.replace('args: [', 'args:  &said [')}  - name: beside\n    image:  beside:1\n    args: *said\n"
+
+
+def _list(count: int) -> str:
+    item = "".join(f"  {line}" for line in _ANCHORED.splitlines(True))
+    return "apiVersion: v1\nkind: List\nitems:\n" + f"- {item[2:]}" * count
+
+
+def test_a_long_list_is_looked_at_no_more_often_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def counted(text: str) -> Node | None:
+        looks.append(len(text))
+        return compose(text)
+
+    for module in (edit, spelling, documents):
+        monkeypatch.setattr(module, "compose", counted)
+    counts = []
+    for items in (2, 12):
+        looks.clear()
+        once = there(_list(items))
+        counts.append(len(looks))
+        assert back(once) == _list(items)
+    assert counts[0] == counts[1]
 
 
 _STRANGE = "kind: InferenceService\nspec: {predictor: {containers: [{name: k, image: vllm/vllm-openai:v1}]}}\n"
