@@ -168,7 +168,7 @@ def quota() -> Quota:
 
 GATED: dict[str, Callable[[Stage], Policy]] = {
     "product": enforced(limit="fixed", concurrency=ENGINE.slots),
-    "product, fair service": enforced(limit="fixed", concurrency=ENGINE.slots, fairness="service"),
+    "product, by class": enforced(limit="fixed", concurrency=ENGINE.slots, fairness="class"),
     "product, quotas": enforced(quota(), limit="fixed", concurrency=ENGINE.slots),
     "product, learned limit": enforced(limit="learned", concurrency=LEARNS_FROM),
 }

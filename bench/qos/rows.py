@@ -12,7 +12,7 @@ from bench.qos.traffic import ENGINE, KINDS, requests
 from bench.qos.whole import whole
 
 PRODUCT, WHOLE = "product", "product, whole"
-OURS = (PRODUCT, "product, fair service", "product, quotas")
+OURS = (PRODUCT, "product, by class", "product, quotas")
 """Those that are held against the aims."""
 POLICIES: dict[str, Callable[[Stage], Policy]] = {
     **PLAIN,

@@ -150,8 +150,6 @@ def qos_warnings_of(
                 add(f"{where}admission.tenant_weights weigh nothing: admission is off")
             elif not identity.tenant:
                 add(f"{where}admission.tenant_weights weigh nothing: identity.tenant is empty")
-        if service.admission.fairness == "service" and not identity.tenant:
-            add(f"{where}admission.fairness: service is fair to nobody: identity.tenant is empty")
         if service.tokenizer and service not in gated and not quotas:
             add(f"{where}tokenizer counts nothing: there are no quotas, and admission is off")
         if service.request_tokens and not any(quota.mode == "enforce" for quota in quotas):

@@ -335,10 +335,10 @@ class Admission(Strict, frozen=True, kw_only=True):
     nobody waits or is refused. `limit` `learned`: requests in flight per endpoint, learnt from its first tokens and its
     queue, from `concurrency` on, between `min` and `max`, one that is slower than `tolerance` times its own baseline is
     full; `fixed`: `concurrency`. `queue`: requests of the service that may wait; 0: none. `warning_ratio` of its SLA
-    used up, those that are preemptible make room for a class that is not. `reserve`: the part of all turns that goes to the
-    classes whose requests have waited past their own SLA, whatever their priority; 0: strict. `fairness`
-    `class`: tenants share the tokens of each class; `service`: and those of all classes, so that one which had more
-    than its part goes behind those who did not, whatever its class. `tenant_weights`: their parts; 1 where not named.
+    used up, those that are preemptible make room for a class that is not. `reserve`: the part of all turns that goes to
+    the classes whose requests have waited past their own SLA, whatever their priority; 0: strict. `fairness` `class`:
+    tenants share the tokens of each class; `service`: and those of all classes, so that one which had far more than its
+    part goes behind those who had not, whatever its class. `tenant_weights`: their parts; 1 where not named.
     """
 
     mode: Literal["auto", "enforce", "shadow", "off"] = "auto"
@@ -350,7 +350,7 @@ class Admission(Strict, frozen=True, kw_only=True):
     queue: Annotated[int, Meta(ge=0, le=100_000)] = 1000
     warning_ratio: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
     reserve: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
-    fairness: Literal["class", "service"] = "class"
+    fairness: Literal["class", "service"] = "service"
     tenant_weights: Annotated[dict[Text, Weight], Meta(max_length=10_000)] = {}
 
 

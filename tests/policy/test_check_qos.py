@@ -390,10 +390,8 @@ def test_weights_and_tokenizers_of_no_use_are_warned_of() -> None:
     assert warning == "service s: admission.tenant_weights weigh nothing: admission is off"
     (warning,) = warned(voice(), services=(service(admission=weights),), identity=Identity(tenant=(), qos_class=HEADER))
     assert warning == "service s: admission.tenant_weights weigh nothing: identity.tenant is empty"
-    fair = service(admission=Admission(mode="enforce", fairness="service"))
-    (warning,) = warned(services=(fair,), identity=Identity(tenant=()))
-    assert warning == "service s: admission.fairness: service is fair to nobody: identity.tenant is empty"
-    assert warned(services=(fair,)) == []
+    # Of one tenant, all is its part.
+    assert warned(services=(service(admission=Admission(mode="enforce")),), identity=Identity(tenant=())) == []
     (warning,) = warned(services=(service(tokenizer="/t"),))
     assert warning == "service s: tokenizer counts nothing: there are no quotas, and admission is off"
     assert warned(services=(service(tokenizer="/t"),), quotas=(quota(),), identity=Identity(tenant=HERE)) == []

@@ -262,6 +262,9 @@ class Gate:
             standing.running -= 1
             share.running -= 1
             lane.running -= 1
+            if ticket.within:
+                ticket.within = False
+                lane.within -= 1
             self.running -= 1
             if tokens != ticket.tokens:
                 group.settle(share, tokens - ticket.tokens)
@@ -339,6 +342,7 @@ class Gate:
             self._unqueue(group, ticket, share)
         else:
             self._lanes.wakes(share)
+        within = share.payer is None or not share.payer.behind
         if self._lanes.parts is not None and share.payer is not None:
             self._lanes.parts.use(share.payer, ticket.tokens, now)
             if not self.queued:
@@ -348,6 +352,9 @@ class Gate:
         ticket.started_at = now
         share.running += 1
         group.lane.running += 1
+        if within:
+            ticket.within = True
+            group.lane.within += 1
         standing.running += 1
         standing.turns += 1
         self.running += 1
@@ -414,7 +421,7 @@ class Gate:
         parts, payer = self._lanes.parts, share.payer
         if parts is None or payer is None or not payer.behind or self.mode == "shadow":
             return False
-        return parts.floods(payer, now) and is_kept(lane, share)
+        return parts.floods(payer, now) and is_kept(lane)
 
     def _next(self, lanes: list[Lane], now: float) -> Group | None:
         """The class whose turn it is, of those that wait in `lanes`: somebody does in each. None: all are held back."""

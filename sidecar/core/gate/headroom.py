@@ -2,31 +2,26 @@
 
 A flood that goes behind all others (`parts`) still runs in whatever is free, and what it runs holds its slots for
 seconds: when more of the others come, a voice among them has none to wait for. So a flood gets no turn while fewer
-slots are free than the square root of how many requests of others run there. That is how much a number of requests
-that come and go by chance varies, one standard deviation of a Poisson count (the square-root staffing of Halfin and
-Whitt, 1981): beside 4 of others it is 2 slots, beside 160 13. Where nobody else runs nothing is kept, and nobody is
-held back but a tenant that floods.
+slots are free than the square root of how many requests run there of those who keep to their part. That is how much a
+number of requests that come and go by chance varies, one standard deviation of a Poisson count (the square-root
+staffing of Halfin and Whitt, 1981): beside 4 of them it is 2 slots, beside 160 13. Where none of them runs nothing is
+kept, and nobody is held back but a tenant that floods.
 """
 
 from math import sqrt
 
-from sidecar.core.gate.turns import Lane, Share
+from sidecar.core.gate.turns import Lane
 from sidecar.core.pool import LOOKS
 
 
-def is_kept(lane: Lane, share: Share) -> bool:
-    """Whether what is free there is for others than the tenant. Of very many endpoints a part is looked at."""
-    others = lane.running
-    for group in lane.groups:
-        own = group.shares.get(share.tenant)
-        if own is not None:
-            others -= own.running
+def is_kept(lane: Lane) -> bool:
+    """Whether what is free there is for those who keep to their part. Of very many endpoints some are looked at."""
     nodes = lane.pool.ready.nodes
     count = len(nodes)
-    if others <= 0 or not count:
+    if not lane.within or not count:
         return False
     looks = min(count, LOOKS)
-    wanted = sqrt(float(others)) * looks / count
+    wanted = sqrt(float(lane.within)) * looks / count
     free = 0.0
     for place in range(looks):
         node = nodes[place]

@@ -73,6 +73,7 @@ class Ticket:
         "tokens",
         "version",
         "waiter",
+        "within",
         "without",
     )
 
@@ -99,6 +100,8 @@ class Ticket:
         self.shadowed = ""
         self.state: int = NEW
         self.spoken = False
+        self.within = False
+        """It runs, and its tenant was within its part (`parts`) when its turn began."""
         self.number = 0
         self.queued_at = 0.0
         self.started_at = 0.0
@@ -382,10 +385,11 @@ class Group:
 class Lane:
     """All that wait for the same endpoints, class by class, the highest first.
 
-    `model` is one that they serve. `starts`: by priority, the class counter of the turn given last.
+    `model` is one that they serve. `starts`: by priority, the class counter of the turn given last. `within`: of those
+    that run, those whose tenants were within their part.
     """
 
-    __slots__ = ("_left", "_since", "groups", "key", "model", "pace", "pool", "queued", "running", "starts")
+    __slots__ = ("_left", "_since", "groups", "key", "model", "pace", "pool", "queued", "running", "starts", "within")
 
     def __init__(self, key: LaneKey, pool: Pool, standings: list[Standing], now: float) -> None:
         self.key = key
@@ -393,6 +397,7 @@ class Lane:
         self.model = ""
         self.queued = 0
         self.running = 0
+        self.within = 0
         self.starts = [0.0] * 10
         self.groups = [Group(standing, self) for standing in standings]
         self.pace = 0.0

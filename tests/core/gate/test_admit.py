@@ -243,7 +243,8 @@ def test_a_small_tenant_gets_all_that_it_asks_for_beside_a_flood() -> None:
 
 
 def test_who_was_served_while_there_was_enough_owes_nothing() -> None:
-    world = World(2)
+    """To the tenants of its class; of what all classes have it had its part (`fairness: service`)."""
+    world = World(2, admission=Admission(fairness="class"))
     for _ in range(100):
         ticket = world.ticket("text", "busy", 100)
         assert world.enter(ticket) is True
@@ -304,7 +305,7 @@ def test_the_lowest_class_gets_its_reserve_however_many_of_a_higher_one_wait(res
 
 
 def test_without_a_reserve_priority_is_strict() -> None:
-    world = World(1, admission=Admission(reserve=0.0, queue=10_000))
+    world = World(1, admission=Admission(reserve=0.0, queue=10_000, fairness="class"))
     running = full(world)
     world.come("batch")
     world.now += 20.0
@@ -314,7 +315,7 @@ def test_without_a_reserve_priority_is_strict() -> None:
 
 
 def test_a_class_without_a_promise_is_overdue_after_half_of_its_longest_wait() -> None:
-    world = World(1, admission=Admission(reserve=0.5))
+    world = World(1, admission=Admission(reserve=0.5, fairness="class"))
     running = full(world)
     world.come("default")
     world.now += 14.0
@@ -383,7 +384,9 @@ def test_who_left_before_it_was_told_is_not_told() -> None:
 
 
 def test_the_time_to_come_back_follows_the_queue_and_the_pace() -> None:
-    world = World(4, admission=Admission(queue=50), policies=(replace(TEXT, max_wait_s=Seconds(600)),))
+    world = World(
+        4, admission=Admission(queue=50, fairness="class"), policies=(replace(TEXT, max_wait_s=Seconds(600)),)
+    )
     running = full(world)
     for _ in range(50):
         world.come("text")
@@ -699,6 +702,12 @@ def test_those_who_go_behind_do_not_make_a_turn_come_too_late() -> None:
     waiting = world.ticket("late", "a")
     assert world.enter(waiting) is False
     assert reason(world.enter(world.ticket("late", "flood"))) is Reason.OVERLOADED
+
+
+def test_a_part_of_all_classes_is_what_is_shared_where_the_policy_says_nothing() -> None:
+    world = World(2, admission=Admission(reserve=0.0))
+    got = flooded(world, full(world, "voice", "flood"), 600, "voice", "batch")
+    assert sum(got[f"small{number}"] for number in range(4)) >= 11_500
 
 
 def test_fairness_follows_a_reload() -> None:

@@ -91,7 +91,7 @@ def test_with_room_nobody_has_to_go() -> None:
 
 
 def test_the_time_to_a_first_token_brings_the_zone_forward() -> None:
-    world = World(1)
+    world = World(1, admission=Admission(fairness="class"))
     for _ in range(20):
         ticket = world.ticket("voice", "v")
         world.enter(ticket)
