@@ -25,7 +25,10 @@ strong. (Page 1954; Lorden 1971 for its optimality.)
 7. A detector belongs to one generation of its breaker: evidence of an older one is dropped, and the first of a new one
    begins at nothing; after a recovery at a share of the threshold, so that a relapse is found sooner (Lucas and
    Crosier 1982, fast initial response).
-8. What other sidecars saw comes in as counts (`absorb`) and adds up like our own. `share` gives ours.
+8. What is expected at its load is learnt from all, and an endpoint's offset at the load that it usually has. At less,
+   nobody knows that it is faster: it is granted what it takes at its usual load, for engines that refuse what is too
+   much need not be. A probe is not: an endpoint that is slow by half has nothing else to do, and would seem well.
+9. What other sidecars saw comes in as counts (`absorb`) and adds up like our own. `share` gives ours.
 """
 
 from math import ceil, exp, inf, log
@@ -163,7 +166,7 @@ class Detection:
     ) -> "Expectation":
         """What the next attempt on an endpoint should take. `model` "": its answer has no first token to time."""
         if not model:
-            return Expectation(detector, permit, "", None, 0.0, 0.0, 0, inf, inf, session)
+            return Expectation(detector, permit, "", None, 0.0, 0.0, 0.0, 0, inf, inf, session)
         # An endpoint's own queue explains its latency only as far as the others' does.
         load = float(in_flight)
         if load > self.normal.load_cap:
@@ -172,16 +175,21 @@ class Detection:
         if line is None or model != detector.model:
             line = self._lines.get((model, detector.version))
             if line is None:
-                return Expectation(detector, permit, model, None, 0.0, load, size_bytes, inf, inf, session)
+                return Expectation(detector, permit, model, None, 0.0, 0.0, load, size_bytes, inf, inf, session)
             detector.model = model
             detector.line = line
-        expected = line.expected(size_bytes, load) + detector.offset + self.normal.common
+        by_itself = detector.offset + self.normal.common
+        expected = granted = line.expected(size_bytes, load) + by_itself
+        if load < detector.usual_load and not permit.probe:
+            granted = max(expected, line.expected(size_bytes, detector.usual_load) + by_itself)
         if not line.ready or not self._in_flight:
-            return Expectation(detector, permit, model, line, expected, load, size_bytes, inf, inf, session)
-        late_s = seconds_of(expected + line.tau)
+            return Expectation(detector, permit, model, line, expected, granted, load, size_bytes, inf, inf, session)
+        late_s = seconds_of(granted + line.tau)
         if late_s < self._late_min_s:
             late_s = self._late_min_s
-        return Expectation(detector, permit, model, line, expected, load, size_bytes, late_s, line.late_gap_s, session)
+        return Expectation(
+            detector, permit, model, line, expected, granted, load, size_bytes, late_s, line.late_gap_s, session
+        )
 
     def first_token(self, expectation: "Expectation", took_s: float, now: float) -> Trip | None:
         """A first token came, `took_s` after the request was sent. `expectation.bad` is set if that is too late."""
@@ -196,9 +204,10 @@ class Detection:
             line = self._new_line(expectation.model, detector.version, now)
             if line is None:
                 return None
-            expectation.expected = line.expected(expectation.size_bytes, expectation.load)
+            expectation.expected = expectation.granted = line.expected(expectation.size_bytes, expectation.load)
         left = took - expectation.expected
-        late = line.ready and left > line.tau and took_s > self._late_min_s
+        beyond = took - expectation.granted
+        late = line.ready and beyond > line.tau and took_s > self._late_min_s
         if breaker.state is not _CLOSED:
             if line.ready:
                 detector.trial_n += 1
@@ -220,7 +229,7 @@ class Detection:
         detector.left_sum += bounded
         if not line.ready or expectation.bad or self.normal.overload:
             return None
-        trip = self._locate(detector, line, left, now) if self._location else None
+        trip = self._locate(detector, line, beyond, now) if self._location else None
         if late:
             expectation.bad = True
             return trip or self._bad(detector, LATE, expectation.session, now)

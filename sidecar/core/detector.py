@@ -74,6 +74,7 @@ class Detector:
         "trial_left",
         "trial_n",
         "tripped",
+        "usual_load",
         "version",
     )
 
@@ -85,6 +86,8 @@ class Detector:
         self.line: Line | None = None
         self.in_flight = 0
         self.offset = 0.0
+        self.usual_load = 0.0
+        """At which its offset was learnt, in requests."""
         self.left_sum = 0.0
         self.left_n = 0
         self.last_sum = 0.0
@@ -240,13 +243,15 @@ class Expectation:
     """What one attempt should take, and what it was called so far. Held by the attempt, to be handed back.
 
     `late_s` is after how many seconds its first token is late, `late_gap_s` how long a silence within it; infinity: too
-    little is known. `expected` is ln of seconds. `bad`: it was counted as bad already.
+    little is known. `expected` is ln of seconds, and so is `granted`: what is taken for well. `bad`: it was counted as
+    bad already.
     """
 
     __slots__ = (
         "bad",
         "detector",
         "expected",
+        "granted",
         "late_gap_s",
         "late_s",
         "line",
@@ -264,6 +269,7 @@ class Expectation:
         model: str,
         line: Line | None,
         expected: float,
+        granted: float,
         load: float,
         size_bytes: int,
         late_s: float,
@@ -275,6 +281,7 @@ class Expectation:
         self.model = model
         self.line = line
         self.expected = expected
+        self.granted = granted
         self.load = load
         self.size_bytes = size_bytes
         self.late_s = late_s

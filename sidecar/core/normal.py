@@ -2,7 +2,8 @@
 
 1. `background` is the ratio of bad answers to be expected: that of the healthier half of the endpoints, over the last
    seconds or the last minutes, whichever is worse. A fault of all, such as a busy hour, raises it and trips nobody.
-2. `common` is how much slower than their line all are now; each endpoint's `offset` is how much it always is.
+2. `common` is how much slower than their line all are now; each endpoint's `offset` is how much it always is, at
+   its `usual_load`.
 3. `overload`: the load is beyond what was ever seen to work, or many fail everywhere, and yet something gets through.
    Slowness is no evidence then, and nothing is learnt. It speaks by the load at the 40th percentile: neither one
    endpoint that hangs nor half of them change it.
@@ -202,6 +203,7 @@ class Normal:
         pace = 1.0 / (detector.ticks + 1) if young else min(1.0, elapsed_s / OFFSET_S)
         most = detector.most_offset if young else MOST_OFFSET
         detector.offset = min(most, max(-most, detector.offset + pace * left))
+        detector.usual_load += pace * (min(float(detector.in_flight), self.load_cap) - detector.usual_load)
 
     def _weigh_background(self, half: list[Detector], closed: int, elapsed_s: float) -> None:
         n = sum([detector.recent_n for detector in half])

@@ -522,7 +522,7 @@ class Replay:
             detector.begin(detection.threshold)
             detector.trial_n += 1
             detector.trial += it.of.step
-            expectation = Expectation(detector, permit, "", None, 0.0, 0.0, 0, inf, inf, None)
+            expectation = Expectation(detector, permit, "", None, 0.0, 0.0, 0.0, 0, inf, inf, None)
             expectation.model = it.of.name if it.of.step else ""
             expectation.bad = it.late
         ending = it.ending or Ending.COMPLETE

@@ -547,6 +547,58 @@ def test_an_open_endpoint_takes_nothing_in() -> None:
     assert _numbers(pods.detector()) == before
 
 
+# --- what is granted at less load -----------------------------------------------------------------------------------
+
+MANY, FEW = 80, 8
+
+
+def unmoved(pods: Pods, slower: float = 1.0) -> Answer:
+    """How the second endpoint answers that takes what it takes, whatever its load: as the others with `MANY`."""
+    return Answer(slower=slower * (1.0 + MANY / 20.0) / (1.0 + pods.nodes[1].in_flight / 20.0))
+
+
+def used_to_many(count: int = 2) -> Pods:
+    """The others are slower the more they have, which all have learnt; the second has `MANY`, and they have not."""
+    pods = Pods(count, seed=4)
+    for _ in range(150):
+        for pod, node in enumerate(pods.nodes):
+            node.in_flight = pods.chance.randrange(MANY - 10, MANY + 11) if pod == 1 else pods.chance.randrange(5, 31)
+        pods.second(lambda pod: unmoved(pods) if pod == 1 else WELL)
+    assert pods.detection.ready and not pods.opened(), pods.opened()
+    for node in pods.nodes:
+        node.in_flight = FEW
+    return pods
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_who_takes_no_less_for_having_less_to_do_is_not_at_fault(count: int) -> None:
+    pods = used_to_many(count)
+    permit, expectation = pods.ask(1) or (None, None)
+    assert permit is not None and expectation is not None
+    assert expectation.granted > expectation.expected + 0.5
+    pods.end(1, permit, expectation)
+    for _ in range(900):
+        pods.second(lambda pod: unmoved(pods) if pod == 1 else WELL, 5)
+    assert not pods.opened(), pods.opened()
+    assert pods.detector(1).usual_load < 2 * FEW, "by now it is known what it takes with few"
+
+
+def test_who_gets_slower_with_less_to_do_is() -> None:
+    pods = used_to_many()
+    assert pods.until_open(lambda pod: unmoved(pods, 10.0) if pod == 1 else WELL, 60, pod=1) < 10.0
+
+
+def test_a_probe_is_held_against_what_is_expected_of_who_has_nothing_to_do() -> None:
+    pods = used_to_many()
+    for _ in range(5):
+        pods.fail(1)
+    assert pods.state(1) is OPEN
+    pods.now += 11.0
+    permit, expectation = pods.ask(1) or (None, None)
+    assert permit is not None and permit.probe and expectation is not None
+    assert pods.detector(1).usual_load > MANY / 2 and expectation.granted == expectation.expected
+
+
 # --- a new policy ---------------------------------------------------------------------------------------------------
 
 

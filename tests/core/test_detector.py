@@ -124,6 +124,6 @@ def test_an_endpoint_takes_little_memory() -> None:
 def test_an_attempt_takes_little_memory() -> None:
     detector = detector_of()
     permit = permitted(detector.breaker, 0.0)
-    expectation = Expectation(detector, permit, "m", None, 0.0, 0.0, 0, inf, inf, None)
+    expectation = Expectation(detector, permit, "m", None, 0.0, 0.0, 0.0, 0, inf, inf, None)
     assert sys.getsizeof(expectation) <= 200
     assert not expectation.bad

@@ -544,7 +544,7 @@ def expecting() -> Stage:
     stage = Stage(later=True)
     permit = Permit(0)
     detector = Detector(stage.attempt.node.breaker, "v1")
-    stage.attempt.expectation = Expectation(detector, permit, "m", None, 0.0, 0.0, 0, LATE_S, LATE_GAP_S, None)
+    stage.attempt.expectation = Expectation(detector, permit, "m", None, 0.0, 0.0, 0.0, 0, LATE_S, LATE_GAP_S, None)
     stage.connector.connect()
     return stage
 
