@@ -208,6 +208,17 @@ def plain_ports(objects: list[Object]) -> Iterator[str]:
                     yield f"{where}: callers speak TLS to {port}, where {called(each)} does not"
 
 
+def neighbours(objects: list[Object]) -> Iterator[str]:
+    """Callers that are let in by where they are, are of this namespace, or look after all (monitoring)."""
+    for each in of_kind(objects, "AuthorizationPolicy"):
+        own = each["metadata"].get("namespace")
+        sources = [one["source"] for rule in each["spec"].get("rules") or [] for one in rule.get("from") or []]
+        named = {name for source in sources for name in source.get("namespaces") or []}
+        named |= {name.split("/")[2] for source in sources for name in source.get("principals") or []}
+        for name in sorted(named - {own, "monitoring"}):
+            yield f"{called(each)}: spec.rules: lets in who is in {name}, and is in {own}"
+
+
 def routes(objects: list[Object]) -> Iterator[str]:
     """Routes lead to Services, their ports and their versions; parts are of 10,000; nothing is retried or timed."""
     services_by_name = _services(objects)
@@ -428,6 +439,7 @@ CHECKS: tuple[Check, ...] = (
     selectors,
     closed_ports,
     plain_ports,
+    neighbours,
     routes,
     versions,
     scaling,

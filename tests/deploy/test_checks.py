@@ -189,6 +189,12 @@ FAULTS = [
         "containers[0].startupProbe: what hangs has",
     ),
     Fault(
+        "neighbours",
+        AMBIENT,
+        lambda o: one(o, "AuthorizationPolicy", "vllm-only-by-waypoint")["metadata"].update(namespace="chat"),
+        "lets in who is in llm, and is in chat",
+    ),
+    Fault(
         "plain_ports",
         BASE,
         lambda o: _spec(o, "PeerAuthentication").pop("portLevelMtls"),

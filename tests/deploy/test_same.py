@@ -11,9 +11,10 @@ from sidecar.inject.container import Sidecar, container, engine_mount, engine_pr
 from sidecar.inject.names import PORT_NAMES
 from sidecar.inject.pod import Defaults, Injected, inject
 from tests.deploy import checks
-from tests.deploy.objects import ISTIO, Object, kustomize, one, read
+from tests.deploy.objects import ISTIO, ROOT, Object, kustomize, one, read
 from tests.deploy.test_kustomize import FOLDERS
 
+DOCS = ROOT / "docs"
 WRITTEN_OUT = [folder for folder in FOLDERS if folder not in ("overlays/ambient", "injection/webhook")]
 
 
@@ -109,6 +110,24 @@ def test_components_fit_together(tmp_path: Path) -> None:
     objects = kustomize(tmp_path.resolve())
     assert checks.faults(objects) == []
     assert set(one(objects, "ConfigMap")["data"]) == {"policy.yaml", "breaker-request.yaml", "breaker-session.yaml"}
+
+
+_SPACES = re.findall(r"```yaml\n(namespace: chat\n.*?)```", (DOCS / "kubernetes.md").read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize(
+    ("folder", "text"), [("overlays/prod", _SPACES[0]), ("overlays/ambient", _SPACES[1])], ids=["prod", "ambient"]
+)
+def test_what_the_docs_say_of_another_namespace_holds(tmp_path: Path, folder: str, text: str) -> None:
+    there = os.path.relpath(ISTIO / folder, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{there}]\nnamespace: chat\n", encoding="utf-8")
+    assert any("lets in who is in llm" in fault for fault in checks.faults(kustomize(tmp_path.resolve())))
+    told = tmp_path / "told"
+    told.mkdir()
+    (told / "kustomization.yaml").write_text(f"resources: [../{there}]\n{text}", encoding="utf-8")
+    objects = kustomize(told.resolve())
+    assert checks.faults(objects) == []
+    assert one(objects, "ServiceAccount")["metadata"]["namespace"] == "chat"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
