@@ -284,6 +284,34 @@ def joined(*quotas: Quota, clock: Callable[[], float] | None = None) -> tuple[Qu
     return quotas_, log, ledger, now, said
 
 
+@pytest.mark.parametrize("sidecars", [1, 10])
+def test_a_burst_of_our_own_is_not_taken_for_what_others_take(sidecars: int) -> None:
+    world = World(sidecars, MINUTE)
+    for _ in range(4):
+        world.ask(world.sidecars[0], "ann", 1000, lasts_s=5.0)
+        world.run(0.06)
+    world.run(0.3)
+    ledger = world.sidecars[0].ledger
+    told = ledger.headers(ledger.budgets("ann", "m"), world.now)
+    assert len(world.admitted) == 4
+    left = int(told.partition(b"remaining-tokens: ")[2].split(b"\r\n")[0])
+    assert LIMIT - 4000 - 2000 <= left <= LIMIT - 4000
+
+
+def test_who_is_refused_is_told_all_along_when_there_will_be_room() -> None:
+    world = World(1, Quota(name="q", tokens_per_minute=1000))
+    (sidecar,) = world.sidecars
+    for _ in range(2):
+        world.ask(sidecar, "ann", 414, lasts_s=0.5)
+        world.run(0.5)
+    while isinstance(refused := world.ask(sidecar, "ann", 314), Exceeded):
+        assert refused.retry_after_s is not None
+        left_s = 1061.0 - world.now
+        assert left_s - 0.6 <= refused.retry_after_s <= left_s + 0.6
+        world.run(4.0)
+    assert world.now < 1066.0
+
+
 async def test_all_that_is_due_is_asked_in_one_round_trip() -> None:
     loop, log, ledger, now, _ = joined(MINUTE)
     for number in range(50):

@@ -63,6 +63,7 @@ class Meter:
         "debt",
         "flow",
         "held",
+        "lacked",
         "least",
         "limit",
         "loss",
@@ -107,9 +108,11 @@ class Meter:
         """By all sidecars in the window, at `answered_at`."""
         self.answered_at = NEVER
         self.pace = 0.0
-        """By how much per second `used` grew between replies."""
+        """By how much per second others' part of `used` grew between replies."""
         self.retry_at = 0.0
-        """There is no room before that, by the last reply."""
+        """There is no room before that for `lacked`: the smallest that was refused when the server was last asked for
+        as much, or else a slice. Good until there is."""
+        self.lacked = 0
         self.wary_until = NEVER
         """There is no credit without a reply before that; and for how long that was."""
         self.wary_s = 0.0
@@ -290,15 +293,27 @@ class Meter:
                 return amount, at if at < now else 0.0
         return 0, 0.0
 
-    def answered(self, granted: int, used: int, wait_s: float, now: float) -> None:
-        """The server granted this, and all sidecars together have `used` so much."""
+    def answered(
+        self,
+        granted: int,
+        used: int,
+        wait_s: float,
+        now: float,
+        back: int = 0,
+        lacks: int = 0,
+        *,
+        refused: bool = False,
+    ) -> None:
+        """The server granted this and took this back, and all sidecars together have `used` so much; `wait_s` until
+        there is room for `lacks`. `refused`: it was asked for a request that was refused."""
         self.held += granted
+        ours = self.told + granted - back
         self.told = 0
         age_s = now - self.answered_at
         if age_s > FRESH_S:
             self.pace = 0.0
         elif age_s >= LEAST_AGE_S:
-            self.pace += PACE_GAIN * ((used - self.used) / age_s - self.pace)
+            self.pace += PACE_GAIN * ((used - self.used - ours) / age_s - self.pace)
         self.used = used
         self.answered_at = now
         if used > OVERSHOT * self.limit and now >= self.wary_until:
@@ -306,7 +321,11 @@ class Meter:
             again = now - self.wary_until < most
             self.wary_s = min(most, 2.0 * self.wary_s) if again else FIRST_SPANS * self.span_s
             self.wary_until = now + self.wary_s
-        self.retry_at = now + wait_s if wait_s > 0.0 and not granted else 0.0
+        if wait_s > 0.0 and (not granted if refused else now >= self.retry_at):
+            self.retry_at = now + wait_s
+            self.lacked = lacks
+        elif self.limit - used + self.held >= self.lacked:
+            self.retry_at = 0.0
 
     def unanswered(self) -> None:
         """What was told is told again, less what came back of it meanwhile: the server may know of neither."""

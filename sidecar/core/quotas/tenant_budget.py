@@ -76,13 +76,15 @@ class Rule:
 class Portion:
     """What a draw says of one window: what it owes, gives back and wants.
 
-    What it gives back was drawn by `back_at`, monotonic; 0: by now.
+    What it gives back was drawn by `back_at`, monotonic; 0: by now. `lacks`: what the smallest request that was refused
+    needs, or a slice, with what is held.
     """
 
-    __slots__ = ("back", "back_at", "least", "meter", "must", "want")
+    __slots__ = ("back", "back_at", "lacks", "least", "meter", "must", "want")
 
     def __init__(self, meter: Meter, must: int, back: int, back_at: float, want: int, least: int) -> None:
         self.meter = meter
+        self.lacks = meter.held + (least or want)
         self.must = must
         self.back = back
         self.back_at = back_at
@@ -341,7 +343,15 @@ class Budget:
             if forgot:
                 meter.forgotten(portion.must, now, since)
             granted = reply.granted[place]
-            meter.answered(granted, reply.used[place], reply.wait_s[place], now)
+            meter.answered(
+                granted,
+                reply.used[place],
+                reply.wait_s[place],
+                now,
+                portion.back,
+                portion.lacks,
+                refused=portion.least > 0,
+            )
             if portion.want and not granted:
                 in_vain = True
         if draw.slots_limit and self.rule.slots:
