@@ -208,6 +208,13 @@ def plain_ports(objects: list[Object]) -> Iterator[str]:
                     yield f"{where}: callers speak TLS to {port}, where {called(each)} does not"
 
 
+def budgets(objects: list[Object]) -> Iterator[str]:
+    """Machines can be emptied, however few pods there are: a budget says how many may be away."""
+    for each in of_kind(objects, "PodDisruptionBudget"):
+        if each["spec"].get("maxUnavailable") in (None, 0, "0%"):
+            yield f"{called(each)}: spec: where there is one pod its machine cannot be emptied"
+
+
 def neighbours(objects: list[Object]) -> Iterator[str]:
     """Callers that are let in by where they are, are of this namespace, or look after all (monitoring)."""
     for each in of_kind(objects, "AuthorizationPolicy"):
@@ -439,6 +446,7 @@ CHECKS: tuple[Check, ...] = (
     selectors,
     closed_ports,
     plain_ports,
+    budgets,
     neighbours,
     routes,
     versions,

@@ -189,6 +189,12 @@ FAULTS = [
         "containers[0].startupProbe: what hangs has",
     ),
     Fault(
+        "budgets",
+        WEBHOOK,
+        lambda o: _spec(o, "PodDisruptionBudget", "llm-sidecar-webhook").update(maxUnavailable=0),
+        "its machine cannot be emptied",
+    ),
+    Fault(
         "neighbours",
         AMBIENT,
         lambda o: one(o, "AuthorizationPolicy", "vllm-only-by-waypoint")["metadata"].update(namespace="chat"),
