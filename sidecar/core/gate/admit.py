@@ -14,7 +14,7 @@ and gives back tickets; whoever holds them calls nothing of it from inside.
    for each lane) each gets at least one turn in c ceil(1 / `reserve`), however many of a higher one wait; and who had
    such a turn is not evicted.
 4. A full queue turns away the newest, but not the humblest first come: a request of a higher class takes the place of
-   one of the lowest class that waits, and within a class the tenant that has most waiting gives way to one that has
+   one of the lowest class that waits, and within a class the tenant that has most waiting gives its place to one with
    fewer. A flood fills the queue with its own, and is refused its own.
 5. A class that is not preemptible is in its warning zone when its oldest request has waited so long that, with the
    time its first tokens usually take, `warning_ratio` of the SLA will be gone. Then preemptible ones get no turn beside
@@ -57,6 +57,7 @@ from sidecar.core.gate.turns import Ticket as Ticket
 from sidecar.core.gate.view import ClassView as ClassView
 from sidecar.core.gate.view import GateView as GateView
 from sidecar.core.pool import Pool
+from sidecar.kernel.count import counted
 from sidecar.kernel.errors import Reason
 from sidecar.policy.schema import Admission
 
@@ -402,7 +403,7 @@ class Gate:
     def _is_first(self, lane: Lane, share: Share, now: float) -> bool:
         """Whether a newcomer goes before all that wait there, who would have had their turn else."""
         if not lane.queued:
-            return not self._is_held(lane, share, now)
+            return not self._is_held(lane, share)
         if share.payer is None or share.payer.behind:
             return False
         for group in lane.groups:
@@ -416,12 +417,12 @@ class Gate:
             self._credit = earned
         return True
 
-    def _is_held(self, lane: Lane, share: Share, now: float) -> bool:
+    def _is_held(self, lane: Lane, share: Share) -> bool:
         """Whether a tenant floods, and is to leave what is free to others."""
         parts, payer = self._lanes.parts, share.payer
         if parts is None or payer is None or not payer.behind or self.mode == "shadow":
             return False
-        return parts.floods(payer, now) and is_kept(lane)
+        return parts.floods(payer) and is_kept(lane)
 
     def _next(self, lanes: list[Lane], now: float) -> Group | None:
         """The class whose turn it is, of those that wait in `lanes`: somebody does in each. None: all are held back."""
@@ -437,7 +438,7 @@ class Gate:
                 if group.head is None or (warned and group.qos.preemptible):
                     continue
                 within = self._lanes.parts is None or group.has_within()
-                if not within and (chosen_within or self._is_held(lane, group.first(), now)):
+                if not within and (chosen_within or self._is_held(lane, group.first())):
                     continue
                 if chosen is None or within > chosen_within or (within == chosen_within and _before(group, chosen)):
                     chosen, chosen_within = group, within
@@ -452,19 +453,19 @@ class Gate:
             group.standing.overloaded += 1
             return TurnedAway(
                 _OVERLOADED,
-                f"its turn would come too late for class {qos.name}: {self.queued} requests wait",
+                f"its turn would come too late for class {qos.name}: {_waiting(self.queued)}",
                 self._retry_s(group),
             )
         if self.queued >= self._places and not self._make_place(group, share, now):
             group.standing.overloaded += 1
             return TurnedAway(
                 _OVERLOADED,
-                f"every endpoint that could serve this is at its limit, and {self.queued} requests wait",
+                f"every endpoint that could serve this is at its limit, and {_waiting(self.queued)}",
                 self._retry_s(group),
             )
         self._lanes.wakes(share)
         if self._lanes.parts is not None and share.payer is not None:
-            self._lanes.parts.judge(share.payer, now)
+            self._lanes.parts.judge(share.payer)
         if not lane.queued:
             lane.fills(now)
             lane.model = ticket.model
@@ -523,7 +524,7 @@ class Gate:
         fullest.standing.overloaded += 1
         away = TurnedAway(
             _OVERLOADED,
-            f"every endpoint is at its limit, {self.queued} requests wait, and this one gave its place to another",
+            f"every endpoint is at its limit, {_waiting(self.queued)}, and this one gave its place to another",
             self._retry_s(fullest),
         )
         self._shed_one(fullest, newest, away, now)
@@ -607,7 +608,7 @@ class Gate:
         return ticket.arrived_at + self._warning_ratio * group.qos.sla_s - usual_s
 
     def _warned(self, lane: Lane, now: float) -> bool:
-        """Whether somebody waits there whom those that are preemptible are to make way for."""
+        """Whether somebody waits there whom those that are preemptible are to make room for."""
         for group in lane.groups:
             if group.head is not None and not group.qos.preemptible:
                 oldest = oldest_of(group, group.head)
@@ -658,7 +659,7 @@ class Gate:
                 self._give(lane, now)
             return
         self._leaving[victim.number] = victim
-        why = f"class {victim.qos.name} made way for requests that could not wait"
+        why = f"class {victim.qos.name} made room for requests that could not wait"
         told.append((victim, TurnedAway(_PREEMPTED, why, EVICTED_RETRY_S)))
 
     def _release(self, now: float) -> None:
@@ -695,6 +696,10 @@ def _overdue(lanes: list[Lane], now: float) -> Group | None:
                     if found is None or at < since:
                         found, since = group, at
     return found
+
+
+def _waiting(count: int) -> str:
+    return counted(count, "request waits", "requests wait")
 
 
 def _ahead(group: Group, behind: bool) -> int:

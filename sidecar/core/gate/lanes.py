@@ -97,7 +97,7 @@ class Lanes:
             return share
         share = group.shares[tenant] = Share(tenant, self._weights.get(tenant, 1.0), group)
         if self.parts is not None:
-            share.payer = self.parts.of(tenant, share.weight, now)
+            share.payer = self.parts.of(tenant, share.weight)
         self._idle[share] = None
         self.tenants += 1
         while self.tenants > MAX_TENANTS and len(self._idle) > 1:
@@ -192,7 +192,7 @@ class Lanes:
                 for share in group.shares.values():
                     share.payer = None
                     if parts is not None:
-                        share.payer = parts.of(share.tenant, share.weight, now)
+                        share.payer = parts.of(share.tenant, share.weight)
                         if share not in self._idle:
                             parts.comes(share.payer)
                     if share.queued:

@@ -8,14 +8,14 @@ justice: up to three quarters more than its part, less where that is most of the
 use comes in bursts, and a burst of voices is not to wait behind a batch. Who went behind comes back when it is at its
 part.
 
-What was used fades (half of it counts after 42 s), for all alike. So a tenant's place among them changes only when
-somebody uses something, and its key, the logarithm of its use plus the time of it over the span, does not change at
-all: a heap of such keys stays a heap.
+What was used fades (half of it counts after 42 s), for all alike. So instead of taking from all that was used before,
+what is used counts for more the later it is (forward decay, Cormode et al., ICDE 2009): by e each span. Then a tenant's
+figure changes only when it uses something itself, and a heap of them stays a heap.
 """
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
-from math import exp, inf, log
+from math import exp, inf
 from typing import Final
 
 SPAN_S: Final = 60.0  # in which e times less counts; in 30 s the bursts of a tenant that keeps to its part exceed it
@@ -23,19 +23,19 @@ MORE: Final = 0.75  # of its part, times what is not its part: with less its bur
 LOOKED: Final = 128  # tenants looked at in one call: there may be 100,000, and the loop waits
 FEW: Final = 2  # those looked at whenever one is refunded, beyond so many: there are never many more
 SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
+SPANS: Final = 400.0  # after which figures begin anew, once in seven hours: e to the 709th is what a float can hold
 
 
 class Payer:
-    """A tenant, over all classes. `used`, in tokens over its weight, was true `at` that moment. `behind`: it has used
-    more than its part."""
+    """A tenant, over all classes. `used`, in tokens over its weight, each times what it counts for. `behind`: it has
+    used more than its part."""
 
-    __slots__ = ("active", "at", "behind", "entry", "shares", "tenant", "used", "weight")
+    __slots__ = ("active", "behind", "entry", "shares", "tenant", "used", "weight")
 
-    def __init__(self, tenant: str, weight: float, now: float) -> None:
+    def __init__(self, tenant: str, weight: float) -> None:
         self.tenant = tenant
         self.weight = weight
         self.used = 0.0
-        self.at = now
         self.behind = False
         self.entry = 0
         self.shares = 0
@@ -43,20 +43,31 @@ class Payer:
         self.active = 0
         """Those of them in which something waits or runs."""
 
-    def key(self) -> float:
-        """What orders tenants by what they used, whenever that was."""
-        return log(self.used) + self.at / SPAN_S if self.used > 0.0 else -inf
-
 
 class Parts:
     """All tenants of a gate. `turned`: those that went behind or came back, for whoever sorts them to empty."""
 
-    __slots__ = ("_ahead", "_at", "_behind", "_entries", "_idle", "_payers", "_total", "_weight", "turned")
+    __slots__ = (
+        "_ahead",
+        "_at",
+        "_behind",
+        "_counts",
+        "_entries",
+        "_idle",
+        "_payers",
+        "_since",
+        "_total",
+        "_weight",
+        "turned",
+    )
 
     def __init__(self, now: float) -> None:
         self._payers: dict[str, Payer] = {}
         self._total = 0.0
+        self._since = now
         self._at = now
+        self._counts = 1.0
+        """What a token counts for `at` that moment: 1 at first, e one span later."""
         self._weight = 0.0
         """Of those who came lately."""
         self._idle: OrderedDict[Payer, float] = OrderedDict()
@@ -66,11 +77,11 @@ class Parts:
         self._behind = 0
         self.turned: list[Payer] = []
 
-    def of(self, tenant: str, weight: float, now: float) -> Payer:
+    def of(self, tenant: str, weight: float) -> Payer:
         """The tenant, known to one more."""
         payer = self._payers.get(tenant)
         if payer is None:
-            payer = self._payers[tenant] = Payer(tenant, weight, now)
+            payer = self._payers[tenant] = Payer(tenant, weight)
         payer.shares += 1
         return payer
 
@@ -112,32 +123,35 @@ class Parts:
 
     def use(self, payer: Payer, tokens: int, now: float) -> None:
         """It used so many tokens, or so many less than was thought (negative)."""
-        payer.used = max(0.0, payer.used * _faded(now - payer.at) + tokens / payer.weight)
-        payer.at = max(payer.at, now)
-        self._total = max(0.0, self._total * _faded(now - self._at) + tokens)
-        self._at = max(self._at, now)
+        if now > self._at:
+            if now - self._since > SPANS * SPAN_S:
+                self._begin_anew(now)
+            self._at = now
+            self._counts = exp((now - self._since) / SPAN_S)
+        counts = tokens * self._counts
+        payer.used = max(0.0, payer.used + counts / payer.weight)
+        self._total = max(0.0, self._total + counts)
         if payer.behind and tokens < 0:
             self._note(payer)
             if self._behind > LOOKED:
                 self._bring_back(FEW)
         else:
-            self.judge(payer, now)
+            self.judge(payer)
 
-    def judge(self, payer: Payer, now: float) -> None:
+    def judge(self, payer: Payer) -> None:
         """Whether it has used more than its part: others may have come, and made that less."""
         if payer.behind or self._weight <= 0.0:
             return
-        if self.floods(payer, now):
+        if self.floods(payer):
             payer.behind = True
             self._behind += 1
             self._note(payer)
             self.turned.append(payer)
 
-    def floods(self, payer: Payer, now: float) -> bool:
+    def floods(self, payer: Payer) -> bool:
         """Whether it has used so much more than its part as puts it behind: who is behind may have less by now."""
-        used = payer.used * _faded(now - payer.at)
         part = min(1.0, payer.weight / self._weight)
-        return used > (1.0 + MORE * (1.0 - part)) * self._total * _faded(now - self._at) / self._weight
+        return payer.used > (1.0 + MORE * (1.0 - part)) * self._total / self._weight
 
     def look(self, now: float) -> None:
         """Lets those come back whose part it is again; of very many a few each time, the first of them first."""
@@ -148,18 +162,16 @@ class Parts:
         heap = self._ahead
         if not heap or self._total <= 0.0:
             return
-        level = log(self._total / self._weight) + self._at / SPAN_S if self._weight > 0.0 else inf
+        level = self._total / self._weight if self._weight > 0.0 else inf
         for _ in range(most):
             if not heap:
                 return
-            key, entry, payer = heap[0]
+            used, entry, payer = heap[0]
             if entry != payer.entry:
                 heappop(heap)
-                continue
-            true = payer.key()
-            if true > key:
-                heapreplace(heap, (true, entry, payer))
-            elif true <= level:
+            elif payer.used > used:
+                heapreplace(heap, (payer.used, entry, payer))
+            elif payer.used <= level:
                 heappop(heap)
                 self._return(payer)
                 self.turned.append(payer)
@@ -184,11 +196,17 @@ class Parts:
     def _note(self, payer: Payer) -> None:
         self._entries += 1
         payer.entry = self._entries
-        heappush(self._ahead, (payer.key(), payer.entry, payer))
+        heappush(self._ahead, (payer.used, payer.entry, payer))
         if len(self._ahead) > 2 * self._behind + SLACK:
             self._ahead = [each for each in self._ahead if each[1] == each[2].entry]
             heapify(self._ahead)
 
-
-def _faded(seconds: float) -> float:
-    return exp(-seconds / SPAN_S) if seconds > 0.0 else 1.0
+    def _begin_anew(self, now: float) -> None:
+        """A token counts for 1 again."""
+        less = exp((self._since - now) / SPAN_S)
+        for payer in self._payers.values():
+            payer.used *= less
+        self._total *= less
+        self._since = now
+        self._ahead = [(payer.used, payer.entry, payer) for payer in self._payers.values() if payer.behind]
+        heapify(self._ahead)

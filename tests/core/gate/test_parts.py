@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from sidecar.core.gate.parts import LOOKED, MORE, SLACK, SPAN_S, Parts, Payer
+from sidecar.core.gate.parts import LOOKED, MORE, SLACK, SPAN_S, SPANS, Parts, Payer
 
 
-def known(parts: Parts, *tenants: str, now: float = 0.0, weight: float = 1.0) -> list[Payer]:
-    payers = [parts.of(tenant, weight, now) for tenant in tenants]
+def known(parts: Parts, *tenants: str, weight: float = 1.0) -> list[Payer]:
+    payers = [parts.of(tenant, weight) for tenant in tenants]
     for payer in payers:
         parts.comes(payer)
     return payers
@@ -109,14 +109,14 @@ def test_others_that_come_make_a_part_less() -> None:
     (one,) = known(parts, "one")
     parts.use(one, 1000, 0.0)
     known(parts, "two", "three")
-    parts.judge(one, 0.0)
+    parts.judge(one)
     assert one.behind
 
 
 def test_the_forgotten_leave_nothing() -> None:
     parts = Parts(0.0)
     for number in range(1000):
-        payers = known(parts, "steady", f"t{number}", now=float(number))
+        payers = known(parts, "steady", f"t{number}")
         for payer in payers:
             parts.use(payer, 100, float(number))
             parts.goes(payer, float(number))
@@ -128,9 +128,13 @@ def test_the_forgotten_leave_nothing() -> None:
     assert parts._weight == pytest.approx(0.0) and len(parts._ahead) <= SLACK + 1
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_whoever_is_behind_has_more_than_its_part_and_nobody_else_has_much_more(seed: int) -> None:
-    draw, parts, now = random.Random(seed), Parts(0.0), 0.0
+@pytest.mark.parametrize(
+    "seed, now",
+    [*[pytest.param(seed, 0.0, id=str(seed)) for seed in range(4)], pytest.param(4, SPANS * SPAN_S - 700.0, id="anew")],
+)
+def test_whoever_is_behind_has_more_than_its_part_and_nobody_else_has_much_more(seed: int, now: float) -> None:
+    """Also where what counts begins anew in between."""
+    draw, parts = random.Random(seed), Parts(0.0)
     payers = known(parts, *"abcdefgh")
     used = dict.fromkeys(payers, 0.0)
     for _ in range(3000):
