@@ -283,15 +283,16 @@ class ServiceState:
             self.gate = Gate(policy, classes, now)
         else:
             self.gate.use(policy, classes, now)
+        owed_s = max([each.sla_s for each in classes.all])
         for node in self.nodes.values():
             limiter = node.limiter
             if self.gate is None or policy.limit == "fixed":
                 node.limiter = None
             elif limiter is None:
                 limiter = node.limiter = self._limiters.pop((node.key, node.version), None) or Limiter(policy)
-                limiter.use(policy)
+                limiter.use(policy, owed_s)
             else:
-                limiter.use(policy)
+                limiter.use(policy, owed_s)
             self._limit(node, now)
 
     def _limit(self, node: Node, now: float) -> None:

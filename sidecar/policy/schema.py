@@ -333,12 +333,13 @@ class Admission(Strict, frozen=True, kw_only=True):
 
     `mode` `auto`: `enforce` where the policy has `qos_policies`, else `off`; `shadow`: all is judged and counted,
     nobody waits or is refused. `limit` `learned`: requests in flight per endpoint, learnt from its first tokens and its
-    queue, from `concurrency` on, between `min` and `max`, one that is slower than `tolerance` times its own baseline is
-    full; `fixed`: `concurrency`. `queue`: requests of the service that may wait; 0: none. `warning_ratio` of its SLA
-    used up, those that are preemptible make room for a class that is not. `reserve`: the part of all turns that goes to
-    the classes whose requests have waited past their own SLA, whatever their priority; 0: strict. `fairness` `class`:
-    tenants share the tokens of each class; `service`: and those of all classes, so that one which had far more than its
-    part goes behind those who had not, whatever its class. `tenant_weights`: their parts; 1 where not named.
+    queue, from `concurrency` on, between `min` and `max`, one that is slower than `tolerance` times its own baseline,
+    or than 0.8 of the longest SLA where every class has one, is full; `fixed`: `concurrency`. `queue`: requests of the
+    service that may wait; 0: none. `warning_ratio` of its SLA used up, those that are preemptible make room for a class
+    that is not. `reserve`: the part of all turns that goes to the classes whose requests have waited past their own
+    SLA, whatever their priority; 0: strict. `fairness` `class`: tenants share the tokens of each class; `service`: and
+    those of all classes, so that one which had far more than its part goes behind those who had not, whatever its
+    class. `tenant_weights`: their parts; 1 where not named.
     """
 
     mode: Literal["auto", "enforce", "shadow", "off"] = "auto"

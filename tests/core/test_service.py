@@ -557,6 +557,26 @@ def test_an_endpoint_that_comes_back_has_the_limit_that_it_had() -> None:
     assert service.nodes[EndpointKey("h2:80")].limit == 64.0, "another version is another engine"
 
 
+@pytest.mark.parametrize(
+    ("classes", "limit"),
+    [
+        pytest.param((VOICE,), 64.0, id="the class default is promised nothing"),
+        pytest.param((VOICE, QosPolicy(name="default", latency_sla_ms=3000)), 48.0, id="all are promised something"),
+        pytest.param((VOICE, QosPolicy(name="default", latency_sla_ms=60_000)), 64.0, id="the longest counts"),
+    ],
+)
+def test_a_limit_knows_what_the_most_patient_class_is_owed(classes: tuple[QosPolicy, ...], limit: float) -> None:
+    _, service = governed(Admission(), *classes)
+    node = service.nodes[EndpointKey("h1:80")]
+    assert node.limiter is not None
+    node.limiter.sample(1.0, 1000, 1, 2.0)
+    for _ in range(20):
+        node.limiter.sample(3.2, 1000, 64, 6.0)
+    node.in_flight = 64
+    service.tick(6.0)
+    assert node.limiter.limit == pytest.approx(limit)
+
+
 def test_an_endpoint_takes_less_while_its_zone_is_turned_down() -> None:
     fleet, service = governed(Admission(limit="fixed", concurrency=10), VOICE)
     policy = service.policy

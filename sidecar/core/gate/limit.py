@@ -17,7 +17,10 @@ cuts and steps are AIMD, Jacobson 1988).
    What waits there tells how much too many they were: the limit is what did not wait.
 5. Where it was cut is its ceiling (CUBIC's last maximum, Ha et al. 2008): it grows up to it and rests there for
    `RESTS_S`, and passes it in steps of one: without that it would find out every few seconds anew.
-6. It grows only if what there was has been used, and only on evidence: `MIN_SAMPLES` first tokens. Without any (no
+6. What is `tolerance` times a baseline may be later than anybody is owed, more so where a baseline was learnt in a
+   crowd. So it is full, too, where first tokens take `IN_TIME` of the longest SLA, though no SLA makes less than
+   `TIGHTEST` baselines of it. The longest: while some are served in time it is worth having.
+7. It grows only if what there was has been used, and only on evidence: `MIN_SAMPLES` first tokens. Without any (no
    streams) it goes no further than back to where it began.
 """
 
@@ -32,6 +35,8 @@ USED: Final = 0.8  # of the limit: with less in flight nothing is known of more
 CUT: Final = 0.7  # the most that is cut at once, 0.9 the least: halving would empty the engine
 LEAST_CUT: Final = 0.9
 CALM: Final = 0.8  # of the tolerance's logarithm: above it nothing grows, so that it does not swing about the edge
+IN_TIME: Final = 0.8  # of the longest SLA: the rest is for the gate, and for those that take longer than the median
+TIGHTEST: Final = log(2.0)  # what no SLA goes below: one that cannot be kept would leave the engine the least
 STEP: Final = 0.05  # of the limit, or 1 if that is more
 DOWN: Final = 0.5  # of what a second's median is below the baseline
 LEARNS: Final = 0.1  # of a quiet token's distance, downwards thrice as fast: about a lower quartile
@@ -52,6 +57,7 @@ class Limiter:
     nothing runs there and nothing was `heard`, `tick` may be left out."""
 
     __slots__ = (
+        "_based",
         "_bases",
         "_ceiling",
         "_changed_at",
@@ -60,6 +66,7 @@ class Limiter:
         "_edge",
         "_max",
         "_min",
+        "_owed",
         "_peak",
         "_ratios",
         "_sized",
@@ -73,7 +80,7 @@ class Limiter:
         "ratio",
     )
 
-    def __init__(self, policy: Admission) -> None:
+    def __init__(self, policy: Admission, owed_s: float = inf) -> None:
         self.limit = inf
         self.ratio = 0.0
         self.baseline_s = 0.0
@@ -83,6 +90,8 @@ class Limiter:
         """Whether there is something to judge."""
         self._bases: dict[int, float] = {}
         """By size, in logarithms of seconds."""
+        self._based = 0.0
+        """The baselines that the ratios were held against, summed."""
         self._sized: set[int] = set()
         """Sizes among the ratios."""
         self._ratios: list[float] = []
@@ -95,14 +104,15 @@ class Limiter:
         self._crowded_at = -inf
         """When more than `min` were last seen to run."""
         self._peak = 0
-        self.use(policy)
+        self.use(policy, owed_s)
 
-    def use(self, policy: Admission) -> None:
-        """Takes new bounds; what was learnt stays."""
+    def use(self, policy: Admission, owed_s: float = inf) -> None:
+        """Takes new bounds; what was learnt stays. `owed_s`: the longest SLA of all classes, inf: one has none."""
         self._min = float(policy.min)
         self._max = float(max(policy.min, policy.max))
         self._start = min(self._max, max(self._min, float(policy.concurrency)))
         self._edge = log(policy.tolerance)
+        self._owed = log(IN_TIME * owed_s) if owed_s < inf else inf
         self.limit = self._start if self.limit == inf else min(self._max, max(self._min, self.limit))
 
     def sample(self, ttft_s: float, size_bytes: int, in_flight: int, now: float) -> None:
@@ -127,6 +137,7 @@ class Limiter:
             if not self._ratios:
                 self._waits_since = now
             self._ratios.append(far)
+            self._based += base
             self._sized.add(size)
 
     def pushed_back(self, now: float) -> None:
@@ -140,8 +151,9 @@ class Limiter:
         self._peak = in_flight
         if in_flight > self._min:
             self._crowded_at = now
-        judged, over = len(self._ratios) >= MIN_SAMPLES, 0.0
+        judged, over, edge = len(self._ratios) >= MIN_SAMPLES, 0.0, self._edge
         if judged:
+            edge = min(edge, max(TIGHTEST, self._owed - self._based / len(self._ratios)))
             over = self._judge()
         elif now - self._waits_since >= STALE_S:
             self._forget()
@@ -150,11 +162,11 @@ class Limiter:
             if now - self._cut_at >= HEARD_S:
                 fits = max(CUT * self.limit, float(peak - waiting))
                 self._cut(fits, fits, now)
-        elif judged and over > self._edge:
-            cut = min(LEAST_CUT, max(CUT, exp(self._edge - over)))
+        elif judged and over > edge:
+            cut = min(LEAST_CUT, max(CUT, exp(edge - over)))
             self._cut(cut * min(self.limit, peak / USED), min(self.limit, peak / USED), now)
         elif judged:
-            if used and over < CALM * self._edge:
+            if used and over < CALM * edge:
                 self._grow(self._max, now)
         elif used and not self._ratios and self.limit < self._start and now - self._changed_at >= RECOVERS_S:
             self._grow(self._start, now)
@@ -173,6 +185,7 @@ class Limiter:
 
     def _forget(self) -> None:
         self._ratios = []
+        self._based = 0.0
         self._waits_since = inf
         self._sized.clear()
         self.heard = False

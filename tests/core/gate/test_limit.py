@@ -85,6 +85,30 @@ def test_t26_the_limit_settles_where_first_tokens_take_twice_their_baseline(rate
     assert turns <= len(settled) / 8
 
 
+def crowded(policy: Admission, owed_s: float) -> Limiter:
+    """That of T26's A, to which 40 came at once: the first token told that it takes 1.2 s."""
+    engine = Engine(policy, linear, noise=0.05)
+    engine.limiter = Limiter(policy, owed_s)
+    engine.in_flight = 7
+    engine.run(300.0, 40.0)
+    assert engine.limiter.baseline_s > 1.1
+    return engine.limiter
+
+
+def test_what_is_owed_is_kept_where_the_baseline_was_learnt_in_a_crowd() -> None:
+    """Four times 1.2 s is late for all; 0.8 of 3 s is what 19 requests take."""
+    policy = Admission()
+    assert crowded(policy, math.inf).limit > 30.0
+    assert 14.0 <= crowded(policy, 3.0).limit <= 20.0
+    assert crowded(policy, 30.0).limit == crowded(policy, math.inf).limit
+
+
+def test_what_cannot_be_kept_does_not_strangle() -> None:
+    """Half a second is owed, which it takes idle: full is where it takes twice its baseline, as with `tolerance: 2`."""
+    assert crowded(Admission(), 0.5).limit == crowded(Admission(tolerance=2.0), math.inf).limit > 14.0
+    assert crowded(Admission(tolerance=1.5), 0.5).limit == crowded(Admission(tolerance=1.5), math.inf).limit
+
+
 def test_an_engine_that_batches_well_gets_all_that_it_takes() -> None:
     engine = Engine(Admission(), lambda in_flight, size: 0.2 + 0.0002 * in_flight, rest_s=5.0)
     engine.run(600.0, 60.0)
