@@ -199,7 +199,8 @@ class Arrival(Closing):
         if admission is None:
             ledger = pipeline.ledger
             model = call.model if call is not None else ""
-            budgets = ledger.budgets(who.tenant, model) if ledger.any else ()
+            named = model if model or call is None else None  # the engine has a model all the same
+            budgets = ledger.budgets(who.tenant, named) if ledger.any else ()
             if not budgets and (service.gate is None or not self._takes_turn()):
                 if call is not None:
                     call.whole = None  # it holds the body

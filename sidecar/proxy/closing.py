@@ -35,6 +35,9 @@ MOST_CHARS: Final = 6
 
 _EMBEDDINGS: Final = Api.EMBEDDINGS
 _OTHER: Final = Api.OTHER
+_RESPONSES: Final = Api.RESPONSES
+_UNDER_WAY: Final = frozenset({"queued", "in_progress"})
+"""How a response stands whose answer is all there is for now."""
 _IGNORED: Final = Result.IGNORED
 _FAILURE: Final = Result.FAILURE
 _CLIENT_LEFT: Final = Ending.CLIENT_LEFT
@@ -194,7 +197,7 @@ class Closing:
             return admission.budgets
         if call is None or not ledger.any or self._who is NOBODY or self._who.conflict:
             return ()
-        return ledger.budgets(self._who.tenant, call.model)
+        return ledger.budgets(self._who.tenant, call.model or None)
 
     def _failed(self, exc: Exception) -> None:
         """Tell the client, as far as it can be told; never raises, for the end must follow."""
@@ -257,6 +260,8 @@ class Closing:
             return 0
         if call is None:
             return admission.prompt_tokens if attempt.head is not None else 0
+        if call.api is _RESPONSES and attempt.finish_reason in _UNDER_WAY:
+            return admission.tokens  # it is generated in the background, and asked for by others that are free
         usage, reader = attempt.usage, attempt.reader
         told = usage.prompt_tokens if usage is not None else None
         answer = usage.completion_tokens if usage is not None else None

@@ -198,6 +198,31 @@ def test_what_was_told_before_the_end_of_a_stream_is_not_all_that_was_got() -> N
     assert bench.ledger.counts["q"].settled_tokens == 308 and not bench.held()
 
 
+def test_a_response_that_goes_on_in_the_background_pays_what_it_reserved() -> None:
+    bench = metered()
+    for status, paid in ((b"queued", 500), (b"completed", 0)):
+        before = bench.ledger.counts["q"].settled_tokens
+        body = b'{"model":"m","input":"hello","background":true,"max_output_tokens":500}'
+        bench.begin(asked(body, b"/v1/responses"))
+        served(bench, b'{"id":"r","object":"response","status":"%b","output":[],"usage":null}' % status)
+        assert paid <= bench.ledger.counts["q"].settled_tokens - before < paid + 60
+    assert bench.pipeline.answers.usual("default", "m") == 256
+
+
+@pytest.mark.parametrize("model", [b"", b'"model":"",', b'"model":null,', b'"model":"llama-3",'])
+def test_who_names_no_model_escapes_no_quota_of_one(model: bytes) -> None:
+    quota = Quota(name="q", models=("llama*",), tokens_per_minute=10)
+    bench = Bench(service(1, models=("llama-3",)), quotas=(quota,))
+    client = bench.begin(asked(b'{%b"prompt":"hello","max_tokens":100}' % model))
+    assert refused(client) is Reason.QUOTA_EXCEEDED
+
+
+def test_what_is_for_no_model_is_held_by_no_quota_of_one() -> None:
+    quota = Quota(name="q", models=("llama*",), tokens_per_minute=10)
+    bench = Bench(service(1), quotas=(quota,))
+    assert bench.begin(asked(b"sound", b"/v1/audio/transcriptions")).refusal is None
+
+
 def test_what_reached_no_engine_was_no_request() -> None:
     bench = metered()
     bench.connector.later = True

@@ -43,6 +43,7 @@ from sidecar.core.models import MAX_MODEL_NAME, matches
 from sidecar.core.quotas.meter import REQUESTS, TOKENS, Meter
 from sidecar.core.quotas.rate_lines import rate_lines
 from sidecar.core.quotas.tenant_budget import CHECK_S, Budget, Counts, Draw, Drawn, Rule
+from sidecar.kernel.count import counted
 from sidecar.policy.schema import Quota
 
 __all__ = ["Budget", "Counts", "Draw", "Drawn", "Exceeded", "Ledger", "Reservation", "allowance"]
@@ -204,8 +205,9 @@ class Ledger:
         mask = self._mask_of(tenant)
         return [rule.quota for rule in self._rules if rule.bit & mask]
 
-    def budgets(self, tenant: str, model: str) -> tuple[Budget, ...]:
-        """What holds a tenant's requests for a model; () if nothing does. `tenant` "" is a tenant, too."""
+    def budgets(self, tenant: str, model: str | None) -> tuple[Budget, ...]:
+        """What holds a tenant's requests for a model; () if nothing does. `tenant` "" is a tenant, too. `model` "": for
+        none; None: for one that it does not name, which every quota holds, whatever its models."""
         tenants = self._tenants
         known = tenants.get(tenant)
         if known is None:
@@ -217,10 +219,12 @@ class Ledger:
             self._refresh(tenant, known)
         if not known.mask:
             return ()
-        models = self._masks.get(model)
-        if models is None:
-            models = self._mask_of_model(model)
-        mask = models & known.mask
+        mask = known.mask
+        if model is not None:
+            models = self._masks.get(model)
+            if models is None:
+                models = self._mask_of_model(model)
+            mask &= models
         found = known.by_mask.get(mask)
         return found if found is not None else self._find(tenant, known, mask)
 
@@ -500,7 +504,7 @@ class Ledger:
             detail = f"quota {rule.name} admits nothing while the transaction log cannot be reached"
             return Exceeded(budget, word, AWAY_RETRY_S, detail)
         if meter is None:
-            detail = f"quota {rule.name} admits {rule.slots} requests at a time{part}"
+            detail = f"quota {rule.name} admits {counted(rule.slots, 'request')} at a time{part}"
             return Exceeded(budget, word, ASK_S, detail)
         amount = tokens if meter.unit == TOKENS else 1
         if amount > meter.limit:
