@@ -9,8 +9,9 @@
    no user, no group, no account, no network. A grace that is as long as streams is for the pod's end: an engine that
    its own probes find hung has as long as it had before.
 5. An istio-proxy that is an ordinary container starts after ours, while Istio's rules may lead our startup probe to it
-   already: each would wait for the other. That is refused, unless those rules leave our admin port out. It also ends
-   with the engine, before the streams that pass it: that is told.
+   already: each would wait for the other. So the pod asks for a native one, which Istio makes from 1.24 on. One that
+   asks for the other is refused, unless those rules leave our admin port out. An ordinary one also ends with the
+   engine, before the streams that pass it: that is told.
 6. A pod whose containers all have their limits as requests (QoS class Guaranteed, which pinned CPUs need) stays one:
    the sidecar's requests become its limits.
 """
@@ -396,9 +397,11 @@ def _with_sidecar(pod: Object, spec: Spec, engine: Engine, sidecar: Sidecar, pro
     metadata = dict(pod.get("metadata") or {})
     annotations = dict(metadata.get("annotations") or {})
     _include_inbound(annotations, engine)
-    # Where Istio reads it: not in a pod on the node's network, which it leaves out.
-    if MESH_CONFIG not in annotations and not spec.host_network:
-        annotations[MESH_CONFIG] = f"drainDuration: {sidecar.wait_s}s"
+    # Where Istio reads them: not in a pod on the node's network, which it leaves out.
+    if not spec.host_network:
+        annotations.setdefault(MESH_CONFIG, f"drainDuration: {sidecar.wait_s}s")
+        if not _ordinary(spec, annotations):
+            annotations.setdefault(NATIVE, "true")
     annotations[STATUS] = ""
     metadata["annotations"] = annotations
     changed = {**pod, "spec": after}

@@ -350,6 +350,28 @@ def test_the_mesh_s_proxy_drains_as_long_as_we_do(given: Object, after: str | No
     assert not any("drainDuration" in str(each) for each in made.warnings)
 
 
+@pytest.mark.parametrize(
+    ("given", "after"),
+    [
+        (pod(), "true"),
+        (pod(hostNetwork=True), None),
+        (pod(annotations={"sidecar.istio.io/nativeSidecar": "true"}), "true"),
+        (
+            pod(
+                annotations={
+                    "sidecar.istio.io/nativeSidecar": "false",
+                    "traffic.sidecar.istio.io/excludeInboundPorts": "9401",
+                }
+            ),
+            "false",
+        ),
+        (pod(others=[ISTIO], annotations={"traffic.sidecar.istio.io/excludeInboundPorts": "9401"}), None),
+    ],
+)
+def test_the_mesh_s_proxy_is_asked_to_be_there_before_us(given: Object, after: str | None) -> None:
+    assert injected(given).pod["metadata"]["annotations"].get("sidecar.istio.io/nativeSidecar") == after
+
+
 def test_who_does_not_want_it_and_who_did_not_ask_stay() -> None:
     assert inject(pod(labels={"sidecar.infra.ai/inject": "disabled"}), Defaults()) == Declined(
         Problem("metadata.labels", "sidecar.infra.ai/inject is disabled"), wished=True
