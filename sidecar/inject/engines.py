@@ -45,7 +45,7 @@ _WORDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
 )
 _FRONT: Final = "openai_frontend"
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
-_GPU: Final = re.compile(r"(?:^|[./])(?:gpu|mig-)")
+_GPU: Final = re.compile(r"(?:^|[./])(?:gpu|mig-|tpu|neuron|gaudi)")
 _LOOPBACK: Final = re.compile(r"127\.[0-9.]+|localhost|::1|\[::1\]")
 _VARIABLE: Final = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 """What Kubernetes puts a variable's value for, in words of `command` and `args`."""
@@ -154,7 +154,9 @@ def _says(container: Container, port: int) -> bool:
 
 def _has_gpu(container: Container) -> bool:
     needs = container.resources
-    return needs is not None and any(_GPU.search(name) for name in (*(needs.limits or ()), *(needs.requests or ())))
+    if needs is None:
+        return False
+    return bool(needs.claims) or any(_GPU.search(name) for name in (*(needs.limits or ()), *(needs.requests or ())))
 
 
 def _described(place: int, container: Container, kind: Kind, said: dict[str, str]) -> Engine:

@@ -280,6 +280,10 @@ def _warnings(spec: Spec, view: Pod, engine: Engine, grace_s: int, wait_s: int) 
     if spec.host_network:
         ports = ", ".join(map(str, PORT_NAMES.values()))
         yield Problem("spec.hostNetwork", f"the ports {ports} are the node's, and Istio leaves such pods out")
+    if spec.resources is not None and (spec.resources.requests or spec.resources.limits):
+        yield Problem(
+            "spec.resources", "what the sidecar asks for is of the pod's own: its containers may ask for no more"
+        )
     for shared, key in ((spec.share_process_namespace, "shareProcessNamespace"), (spec.host_pid, "hostPID")):
         if shared:
             yield Problem(f"spec.{key}", "the engine sees the sidecar's process, and may end it if it is root")

@@ -85,10 +85,11 @@ class User(msgspec.Struct, rename="camel"):
 
 
 class Needs(msgspec.Struct):
-    """Resources: quantities are text or numbers."""
+    """Resources: quantities are text or numbers; `claims` are of devices."""
 
     requests: dict[str, str | int | float] | None = None
     limits: dict[str, str | int | float] | None = None
+    claims: list[dict[str, Any]] | None = None
 
 
 class Variable(msgspec.Struct):
@@ -140,6 +141,7 @@ class Spec(msgspec.Struct, rename="camel"):
     share_process_namespace: bool | None = None
     os: System | None = None
     node_selector: dict[str, str] | None = None
+    resources: Needs | None = None
     termination_grace_period_seconds: int | None = None
     security_context: User | None = None
 

@@ -47,6 +47,8 @@ def found(*given: dict[str, Any], **said: str) -> Engine:
         ),
         ([{"image": "a"}, {"image": "b", "ports": [{"containerPort": 8000}]}], {}, "c1", "vllm"),
         ([{"image": "a", "ports": [{"containerPort": port} for port in (8000, 8001, 8002)]}], {}, "c0", "triton"),
+        ([{"image": VLLM}, {"image": VLLM, "resources": {"claims": [{"name": "card"}]}}], {}, "c1", "vllm"),
+        ([{"image": VLLM}, {"image": VLLM, "resources": {"limits": {"google.com/tpu": "4"}}}], {}, "c1", "vllm"),
         ([{"image": VLLM}, {"image": VLLM}], {"engine_container": "c1"}, "c1", "vllm"),
         ([{"image": "a"}], {"engine": "vllm"}, "c0", "vllm"),
         ([{"image": VLLM}, {"image": TRITON}], {"engine": "triton"}, "c1", "triton"),

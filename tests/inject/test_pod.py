@@ -192,6 +192,7 @@ def test_what_only_looks_like_it_does_not(given: Object) -> None:
     [
         (pod(hostNetwork=True), "spec.hostNetwork: the ports 9400, 9401, 9402 are the node's"),
         (pod(shareProcessNamespace=True), "spec.shareProcessNamespace: the engine sees the sidecar's process"),
+        (pod(resources={"requests": {"cpu": "8"}}), "spec.resources: what the sidecar asks for is of the pod's own"),
         (pod(hostPID=True), "spec.hostPID: the engine sees the sidecar's process"),
         (pod(securityContext={"runAsUser": 65532}), "spec.containers[0].securityContext.runAsUser: user 65532"),
         (
