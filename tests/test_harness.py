@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 
+from tests.blocking import nothing_blocks
 from tests.harness import (
     Gone,
     Malformed,
@@ -223,5 +225,15 @@ async def test_what_it_waits_for_and_what_it_works_is_counted() -> None:
         while time.process_time() < worked + 0.05:
             pass
         assert ran() >= 0.05
-        await asyncio.sleep(0.05)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
         assert ran() >= 0.1
+
+
+async def test_no_garbage_is_collected_while_nothing_may_block() -> None:
+    with nothing_blocks():
+        assert not gc.isenabled()
+        with nothing_blocks():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

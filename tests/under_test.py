@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from blockbuster import blockbuster_ctx
 
 from sidecar.core.breaker import State
 from sidecar.main import Running, serving
@@ -30,6 +29,7 @@ from sidecar.policy.schema import (
     Snapshot,
 )
 from sidecar.settings import Listen, Settings
+from tests.blocking import nothing_blocks
 from tests.harness import Client, Message, Script, Upstream, chunked, connect, eventually, request
 
 CHAT = b"/v1/chat/completions"
@@ -138,7 +138,7 @@ async def sidecar(
     }
     async with serving(Settings(**(chosen | settings)), snapshot, log_fd=log_fd) as running:  # type: ignore[arg-type]
         # Start and end may read files; nothing between them may block the loop.
-        with blockbuster_ctx("sidecar"):
+        with nothing_blocks():
             yield Sidecar(running)
             await nothing_held(running)
 

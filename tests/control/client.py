@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from blockbuster import blockbuster_ctx
 
 from sidecar.control.door import Door
 from sidecar.control.pb import control_pb2 as pb
 from sidecar.control.server import Control, serving
 from sidecar.core.desk import Desk
+from tests.blocking import nothing_blocks
 
 METHOD = "/sidecar.control.v1.DescriptorControl/DescriptorStream"
 LIMIT_S = 5.0
@@ -132,7 +132,7 @@ async def served(
     async with asyncio.TaskGroup() as tasks:
         doing = serving(desk, Door(host=host, port=port, **door), tasks, say, answers.append)
         async with doing as control:
-            with blockbuster_ctx("sidecar"):
+            with nothing_blocks():
                 yield control
         assert control.streams == control.counts.streams == 0
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
-from blockbuster import blockbuster_ctx
 from msgspec.structs import replace
 
 from sidecar.core.breaker import Breaker, Scope, State
@@ -24,6 +23,7 @@ from sidecar.settings import Listen, Settings
 from sidecar.txlog.codec import SHARDS, Kind, Record, Unreadable, decode, register_key
 from sidecar.txlog.functions import Shard
 from sidecar.txlog.log import State as LogState
+from tests.blocking import nothing_blocks
 from tests.harness import Message, Upstream, awake, connect, one_by_one, request, says
 from tests.servers import Server, ask_at
 from tests.under_test import (
@@ -128,7 +128,7 @@ async def pods(urls: Sequence[str], plan: Service, directory: Path, **settings: 
             await stack.enter_async_context(pod(f"pod-{number}", url, plan, directory, **settings))
             for number, url in enumerate(urls, 1)
         ]
-        with blockbuster_ctx("sidecar", excluded_modules=["sidecar.txlog.leash"]):  # servers of tests
+        with nothing_blocks("sidecar.txlog.leash"):  # servers of tests
             yield some
 
 
@@ -278,12 +278,10 @@ class Traffic:
         return sorted(self.took_s)[len(self.took_s) // 2]
 
     async def asks(self, pod: Sidecar, count: int, rate: float) -> None:
-        """So many requests, each begun at its time whatever became of the others."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        """So many requests, each begun at its time whatever became of the others; what was held is not caught up on."""
         async with awake() as ran, asyncio.TaskGroup() as all_of_them:
             for number in range(count):
-                await asyncio.sleep(max(0.0, began + number / rate - loop.time()))
+                await asyncio.sleep(max(0.0, number / rate - ran()))
                 all_of_them.create_task(self._one(pod, ran))
 
     async def _one(self, pod: Sidecar, ran: Callable[[], float]) -> None:
