@@ -1,8 +1,9 @@
 """The engine's own probes and hooks, beside ours.
 
 1. Kubelet probes the pod's address, and Istio's rewritten probes dial it too: what listens on loopback is asked from
-   within its container. The timings stay as they are. A timeout that nobody wrote is one second, which is short for a
-   process that has to start first: then it becomes `TIMEOUT_S`.
+   within its container. The timings stay as they are, but for a timeout of one second, which is what nobody wrote (the
+   API server has written it before a webhook is asked) and short for a process that has to start first: it becomes
+   `TIMEOUT_S`.
 2. Probes of other ports, and of another host, stay.
 3. The engine's `preStop` waits for the drain first and then does what the user's did: a hook that tells the engine to
    end, or counts seconds from the beginning of the end, must not come before the streams have.
@@ -27,6 +28,8 @@ from sidecar.inject.names import LOOPBACK
 from sidecar.inject.shapes import Container, Get, Hook, Probe
 
 TIMEOUT_S: Final = 5
+USUAL_TIMEOUT_S: Final = 1
+"""Kubernetes' own default."""
 
 PROBES: Final = ("startupProbe", "livenessProbe", "readinessProbe")
 
@@ -40,7 +43,7 @@ class Unresolved(Exception):
 
 def from_within(raw: Object, probe: Probe, container: Container, engine: Engine) -> Object:
     """A probe of the engine, so that it reaches what listens on loopback. Unresolved for a port that there is not."""
-    timeout_s = TIMEOUT_S if probe.timeout_seconds is None else probe.timeout_seconds
+    timeout_s = TIMEOUT_S if probe.timeout_seconds in (None, USUAL_TIMEOUT_S) else probe.timeout_seconds
     asked: Object
     if probe.http_get is not None:
         get, handler = probe.http_get, "httpGet"
@@ -59,8 +62,7 @@ def from_within(raw: Object, probe: Probe, container: Container, engine: Engine)
     changed: Object = {}
     for key, value in raw.items():
         changed.update(asked if key == handler else {key: value})
-    if probe.timeout_seconds is None:
-        changed["timeoutSeconds"] = timeout_s
+    changed["timeoutSeconds"] = timeout_s
     return changed
 
 

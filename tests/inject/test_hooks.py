@@ -24,6 +24,8 @@ def within(probe: dict[str, Any]) -> dict[str, Any]:
     [
         ({"httpGet": {"path": "/health", "port": "http"}}, ["http://127.0.0.1:8000/health", "5"]),
         ({"httpGet": {"port": 8000}, "timeoutSeconds": 9}, ["http://127.0.0.1:8000/", "9"]),
+        ({"httpGet": {"port": 8000}, "timeoutSeconds": 2}, ["http://127.0.0.1:8000/", "2"]),
+        ({"httpGet": {"port": 8000}, "timeoutSeconds": 1}, ["http://127.0.0.1:8000/", "5"]),
         ({"httpGet": {"port": "8000", "path": "x?y=z", "scheme": "HTTPS"}}, ["https://127.0.0.1:8000/x?y=z", "5"]),
         ({"httpGet": {"port": 8000, "host": "localhost"}}, ["http://127.0.0.1:8000/", "5"]),
         (
@@ -38,7 +40,7 @@ def test_what_listens_on_loopback_is_asked_from_within(probe: dict[str, Any], ar
     script = CONNECT_SCRIPT if "tcpSocket" in probe else GET_SCRIPT
     assert made["exec"]["command"] == ["python3", "-S", "-c", script, *arguments]
     timings = {key: value for key, value in made.items() if key != "exec"}
-    timeout = probe.get("timeoutSeconds", 5)
+    timeout = int(arguments[2 if "tcpSocket" in probe else 1])
     assert timings == {"initialDelaySeconds": 3, "periodSeconds": 7, "failureThreshold": 2, "timeoutSeconds": timeout}
     assert list(made)[:2] == ["initialDelaySeconds", "exec"], "it stands where the other one stood"
 

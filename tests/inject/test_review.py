@@ -59,6 +59,47 @@ def test_the_patch_makes_the_pod_what_the_command_makes_it() -> None:
     assert (found.result, found.pod) == ("injected", "llm/vllm-7d4-*")
 
 
+# What an API server has put into a pod before it asks: its defaults.
+DEFAULTED: dict[str, Any] = {
+    **POD,
+    "spec": {
+        "containers": [
+            {
+                **POD["spec"]["containers"][0],
+                "ports": [{"containerPort": 8000, "protocol": "TCP"}],
+                "resources": {},
+                "livenessProbe": {
+                    "httpGet": {"path": "/health", "port": 8000, "scheme": "HTTP"},
+                    "timeoutSeconds": 1,
+                    "periodSeconds": 10,
+                    "successThreshold": 1,
+                    "failureThreshold": 3,
+                },
+                "terminationMessagePath": "/dev/termination-log",
+                "terminationMessagePolicy": "File",
+                "imagePullPolicy": "IfNotPresent",
+            }
+        ],
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 30,
+        "dnsPolicy": "ClusterFirst",
+        "serviceAccountName": "default",
+        "securityContext": {},
+        "schedulerName": "default-scheduler",
+        "enableServiceLinks": True,
+    },
+}
+
+
+def test_what_an_api_server_wrote_is_not_taken_for_somebody_s_will() -> None:
+    patch = msgspec.json.decode(b64decode(verdict(DEFAULTED).answer["response"]["patch"]))
+    spec = applied(DEFAULTED, patch)["spec"]
+    probe = spec["containers"][0]["livenessProbe"]
+    assert (probe["timeoutSeconds"], probe["exec"]["command"][-1]) == (5, "5"), "a process has to start first"
+    assert (probe["terminationGracePeriodSeconds"], spec["terminationGracePeriodSeconds"]) == (30, 640)
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (10, 3)
+
+
 def test_an_injected_pod_needs_no_patch_and_an_older_one_a_new_one() -> None:
     once = inject(POD, Defaults())
     assert isinstance(once, Injected)
