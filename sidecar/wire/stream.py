@@ -47,8 +47,9 @@ _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 class StreamReader:
     """Reads one answer's event stream.
 
-    `tokens`: token-bearing events. `chars`: of the texts in chat and completions, which need not tell their usage; an
-    event may have the text of several tokens (speculation, an engine's stream interval, a client that reads slowly).
+    `tokens`: token-bearing events. `chars`: of their texts, since a stream need not tell its usage, and mostly tells none
+    before its end; an event may have the text of several tokens (speculation, an engine's stream interval, a client that
+    reads slowly).
     `events`: readable ones, `[DONE]` and blanks not counted; zero at the end is an
     answer of nothing. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
     in-band error. `steps`: chat deltas that name no role and carry nothing: an engine's step whose token has no text
@@ -251,6 +252,10 @@ _MAX_LESSONS: Final = 8
 """Tokens in a row around which nothing stayed the same; such a stream is decoded event by event."""
 
 
+def _length_of(text: object) -> int:
+    return len(text) if isinstance(text, str) else 0
+
+
 def _arguments_of(tool_calls: object) -> int:
     """Characters of the calls' arguments: some engines send them whole, once they could be read."""
     chars = 0
@@ -300,6 +305,7 @@ def _see_response(reader: StreamReader, kind: bytes, data: bytes) -> None:
     if name[-6:] == ".delta":
         if event.delta:
             reader.tokens += 1
+            reader.chars += _length_of(event.delta)
             reader.tool_call = "_call" in name
         return
     response = event.response
@@ -343,9 +349,11 @@ def _see_message(reader: StreamReader, kind: bytes, data: bytes) -> None:
             _malformed(reader)
         elif delta.partial_json:
             reader.tokens += 1
+            reader.chars += _length_of(delta.partial_json)
             reader.tool_call = True
         elif delta.text or delta.thinking or delta.signature or delta.citation:
             reader.tokens += 1
+            reader.chars += _length_of(delta.text or delta.thinking)
             reader.tool_call = False
     elif name == "content_block_start":
         block = event.content_block

@@ -198,6 +198,26 @@ def test_what_was_told_before_the_end_of_a_stream_is_not_all_that_was_got() -> N
     assert bench.ledger.counts["q"].settled_tokens == 308 and not bench.held()
 
 
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        (b"/v1/messages", b'{"type":"content_block_delta","index":0,"delta":{"text":"%b"}}'),
+        (b"/v1/messages", b'{"type":"content_block_delta","index":0,"delta":{"thinking":"%b"}}'),
+        (b"/v1/messages", b'{"type":"content_block_delta","index":0,"delta":{"partial_json":"%b"}}'),
+        (b"/v1/responses", b'{"type":"response.output_text.delta","delta":"%b"}'),
+    ],
+)
+def test_who_leaves_just_before_the_usage_pays_for_all_of_the_text(path: bytes, event: bytes) -> None:
+    bench = metered()
+    client = bench.begin(asked(b'{"model":"m","messages":[],"input":"a","stream":true,"max_tokens":500}', path))
+    bench.link.heads()
+    for _ in range(3):
+        bench.link.says(b"data: " + event % (b"word " * 120) + b"\n\n")
+    assert client.exchange is not None
+    client.exchange.client_left()
+    assert 300 <= bench.ledger.counts["q"].settled_tokens < 320 and not bench.held()
+
+
 def test_a_response_that_goes_on_in_the_background_pays_what_it_reserved() -> None:
     bench = metered()
     for status, paid in ((b"queued", 500), (b"completed", 0)):
