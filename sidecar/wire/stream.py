@@ -47,10 +47,9 @@ _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 class StreamReader:
     """Reads one answer's event stream.
 
-    `tokens`: token-bearing events. `chars`: of their texts, since a stream need not tell its usage, and mostly tells none
-    before its end; an event may have the text of several tokens (speculation, an engine's stream interval, a client that
-    reads slowly).
-    `events`: readable ones, `[DONE]` and blanks not counted; zero at the end is an
+    `tokens`: token-bearing events. `chars`: of their texts, since a stream need not tell its usage, and mostly tells it
+    at its end; an event may have the text of several tokens (speculation, an engine's stream interval, a client that
+    reads slowly). `events`: readable ones, `[DONE]` and blanks not counted; zero at the end is an
     answer of nothing. `terminal`: the API's end marker came. `finish_reason`: the last one told. `error`: the first
     in-band error. `steps`: chat deltas that name no role and carry nothing: an engine's step whose token has no text
     (a special token). `tool_call`: what came last belongs to a tool call, so the next gap may be longer.
