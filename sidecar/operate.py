@@ -471,7 +471,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Seque
 
 
 def print_json(page: bytes) -> None:
-    """A page as it came, so that it can be read."""
+    """JSON, laid out so that it can be read."""
     print(msgspec.json.format(page, indent=2).decode())
 
 

@@ -28,6 +28,7 @@ from sidecar.operate import (
     admin_address,
     answering,
     connection_to,
+    print_json,
     print_table,
     printable,
     refusal,
@@ -95,7 +96,7 @@ def replay(arguments: argparse.Namespace) -> int:
         print(f"sidecar: {exc.filename or source}: {exc.strerror or exc}", file=sys.stderr)
         return FAILED
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print_json(msgspec.json.encode(report))
     else:
         _show(report, arguments.policy, source)
     return OK

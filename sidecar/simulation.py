@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sidecar.core.models import matches
 from sidecar.kernel.ids import EndpointKey
-from sidecar.operate import print_table
+from sidecar.operate import print_json, print_table
 from sidecar.policy.address import endpoint_key
 from sidecar.policy.errors import PolicyErrors
 from sidecar.policy.schema import Endpoint, Identity, Service, Snapshot
@@ -88,7 +88,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     measures = _run(tried, trace, endpoints, own, faults, seed, scale)
     report = report_of(measures, trace.extent, service=service.name, endpoints=endpoints, seed=seed, scale=scale)
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print_json(msgspec.json.encode(report))
     else:
         _show(report, trace.extent, arguments)
     return OK
