@@ -183,7 +183,7 @@ class Quotas:
         now = self._clock()
         if now >= self._may_say_at:
             self._may_say_at = now + SAID_S
-            self._say("warning", "quota_refused", quota=draw.budget.rule.name, error=str(why), refused=self._refused)
+            self._say("warning", "quota_unreadable", quota=draw.budget.rule.name, error=str(why), refused=self._refused)
             self._refused = 0
 
 

@@ -439,7 +439,7 @@ async def test_a_budget_that_the_server_refuses_is_its_own_tenants_affair(tmp_pa
             ann, bob, cleo = (ledger.known(tenant)[0] for tenant in ("ann", "bob", "cleo"))
             assert (ann.meters[0].used, ann.meters[0].debt, ledger.state) == (100, 200, "up")
             assert bob.meters[0].used == 100 and cleo.meters[0].used >= 300
-            assert said.events == ["quota_refused"] and ann.due_at > now[0] + REFUSED_S - 1.0
+            assert said.events == ["quota_unreadable"] and ann.due_at > now[0] + REFUSED_S - 1.0
         finally:
             await store.close()
 
