@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -220,6 +221,38 @@ def test_every_admin_page_has_its_row() -> None:
 
 
 ADMIN = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "sidecar" / "admin").glob("*.py")))
+
+
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500
+
+
+def test_every_command_that_is_shown_could_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {line for document in PROSE for line in _commands(document.read_text(encoding="utf-8"))}
+    shown |= {line for parser in _parsers(tree()) for line in _commands(f"```\n{parser.epilog or ''}\n```")}
+    assert len(shown) > 90
+    for line in sorted(shown):
+        try:
+            tree().parse_args(shlex.split(line, comments=True)[1:])
+        except SystemExit:
+            pytest.fail(f"{line}: {capsys.readouterr().err}")
+
+
+def _commands(prose: str) -> Iterator[str]:
+    """Ours, of its examples, without what the shell would do with them or a word about them."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", prose, re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines() if language in ("", "bash") else ():
+            for each in re.split(r" && | \| ", re.sub(r"\$\(.*?\)", "x", line.strip().removeprefix("$ "))):
+                if re.match(r"sidecar [a-z]", each):
+                    yield re.split(r"; | > |   +(?=[^ -])", each)[0]
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._subparsers._actions if parser._subparsers is not None else ():
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _parsers(below)
 
 
 def verbs(parser: argparse.ArgumentParser) -> Iterator[str]:
