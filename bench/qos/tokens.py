@@ -1,7 +1,7 @@
 """What it costs to count a prompt's tokens, how near an estimate is, and how long the loop is kept from its work.
 
     python -m bench.qos.tokens                    all of it, some five minutes of two cores
-    python -m bench.qos.tokens cache errors       parts: gil, cache, errors, lag, threads, cuts
+    python -m bench.qos.tokens cache errors       parts: gil, cache, spot, errors, between, lag, threads, cuts
     python -m bench.qos.tokens --quick            fewer prompts, shorter rounds; half a minute
     python -m bench.qos.tokens --realtime lag     on a machine that is not quiet: its threads before all others (root)
     python -m bench.qos.tokens --json
@@ -11,7 +11,10 @@
 | gil     | each way to call the library with 128 KB: how long it takes and how long it holds the interpreter      |
 | cache   | a conversation of 32,000 tokens with two new messages: finding what is known of it, and the whole count; |
 |         | how far that is off where its end is not counted, with ends as long as these may be                     |
+| spot    | prompts of some sizes: counted where the loop is, by a thread from asking to the answer, and estimated  |
 | errors  | estimates of prompts that nothing was learnt from, by script and size; the time of one of 128 KB       |
+| between | the same where the other tokenizer's exact count is all that is known, times what one has of the other's |
+|         | tokens in the median of that script: how much of an error no look at a text takes away                |
 | lag     | how late a timer of the loop is while prompts of 1 MB are counted; beside rounds in which nothing is,   |
 |         | and rounds in which another thread takes as much of a core without the interpreter                    |
 | threads | prompts of 16 KB: tokens a second by one thread and by two                                            |
@@ -25,6 +28,7 @@ import hashlib
 import itertools
 import json
 import os
+import pickle
 import random
 import sys
 import threading
@@ -115,9 +119,13 @@ async def count(counter: Counter, prompt: bytes, time_s: float = 60.0) -> Counte
 
 def gil(path: Path, quick: bool) -> Figures:
     from tokenizers import Tokenizer as Theirs
+    from tokenizers import models
 
     theirs = Theirs.from_file(str(path))
     data = path.read_bytes()
+    model = json.loads(data)["model"]
+    merges = [tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in model["merges"]]
+    pickled = pickle.dumps(theirs)
     text = "\n".join(texts.halves("code")[0])[: 128 * 1024]
     calls: dict[str, Callable[[], object]] = {
         "encode": lambda: theirs.encode(text, add_special_tokens=False),
@@ -125,6 +133,9 @@ def gil(path: Path, quick: bool) -> Figures:
         "encode_batch_fast": lambda: theirs.encode_batch_fast([text], add_special_tokens=False),
         "encode_batch_fast, 32 KB": lambda: theirs.encode_batch_fast([text[:32_768]], add_special_tokens=False),
         "reading the file": lambda: Theirs.from_buffer(data),
+        "reading it by its path": lambda: Theirs.from_file(str(path)),
+        "reading what was pickled": lambda: pickle.loads(pickled),
+        "making it of ready lists": lambda: models.BPE(model["vocab"], merges),
     }
     return {name: held(call, 3 if quick else 15) for name, call in calls.items()}
 
@@ -211,6 +222,35 @@ async def cache(path: Path, quick: bool) -> Figures:
     }
 
 
+# --- spot -------------------------------------------------------------------------------------------------------------
+
+SIZES = (250, 500, 1000, 2000, 4000, 8000, 16_000)
+
+
+async def spot(path: Path, quick: bool) -> Figures:
+    counter = await started(path)
+    tokenizer, estimator, chance = read(str(path)), Estimator(), random.Random(6)
+    figures: Figures = {}
+    for script in texts.SCRIPTS:
+        for size in SIZES:
+            rows: dict[str, list[float]] = {"on the spot": [], "by a thread": [], "estimated": []}
+            for text in texts.cuts(texts.halves(script)[1], 30 if quick else 200, chance, size, size + 1):
+                prompt = chat(text)
+                work = Work(prompt, 1, None, (tokenizer,), Beside())
+                rows["on the spot"] += timed(lambda work=work: sum(work.run(0)), 1)
+                rows["estimated"] += timed(lambda prompt=prompt: estimator.estimate(prompt), 1)
+                file = counter._files[str(path)]
+                file.least_s_per_byte = 1.0  # it is never counted on the spot
+                begun = time.perf_counter()
+                await count(counter, prompt)
+                rows["by a thread"].append(time.perf_counter() - begun)
+            figures[f"{script}, {size} B"] = {
+                f"{name}_us": us(sorted(times)[len(times) // 2]) for name, times in rows.items()
+            }
+    counter.close()
+    return figures
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -251,11 +291,32 @@ def judged(estimator: Estimator, held_out: dict[str, list[tuple[bytes, int]]], *
     found: Figures = {}
     for script, prompts in held_out.items():
         ratios = [(len(prompt), abs(estimator.estimate(prompt) / tokens - 1)) for prompt, tokens in prompts]
-        found[script] = {"all": error(ratios)}
-        if bands:
-            for least, most in itertools.pairwise(BANDS):
-                within = [ratio for ratio in ratios if least <= ratio[0] < most]
-                found[script][f">= {least} B"] = error(within)
+        found[script] = banded(ratios) if bands else {"all": error(ratios)}
+    return found
+
+
+def between(path: Path, quick: bool) -> Figures:
+    tokenizer = read(str(path))
+    others = {name: read(str(other)) for name, other in texts.tokenizers().items() if other != path}
+    figures: Figures = {}
+    for name, other in others.items():
+        for script in texts.SCRIPTS:
+            chance = random.Random(8)
+            cuts = texts.cuts(texts.halves(script)[1], 100 if quick else 1000, chance)
+            counts = [(len(chat(text)), tokenizer.count(text), other.count(text)) for text in cuts]
+            usual = sorted(tokens / others for _, tokens, others in counts)[len(counts) // 2]
+            ratios = [
+                (size, abs((others * usual + TEMPLATE) / (tokens + TEMPLATE) - 1)) for size, tokens, others in counts
+            ]
+            figures[f"{script}, by {name}"] = banded(ratios)
+    return figures
+
+
+def banded(ratios: list[tuple[int, float]]) -> Figures:
+    """Errors of all prompts, and by their size."""
+    found = {"all": error(ratios)}
+    for least, most in itertools.pairwise(BANDS):
+        found[f">= {least} B"] = error([ratio for ratio in ratios if least <= ratio[0] < most])
     return found
 
 
@@ -438,7 +499,9 @@ def cuts(path: Path, quick: bool) -> Figures:
 PARTS: dict[str, Callable[[Path, bool], Any]] = {
     "gil": gil,
     "cache": cache,
+    "spot": spot,
     "errors": errors,
+    "between": between,
     "lag": lag,
     "threads": threads,
     "cuts": cuts,

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +56,56 @@ def taught(*texts: str, count: Callable[[str], int] = words, prompts: int = 120)
 
 def test_there_is_a_weight_for_each_feature() -> None:
     assert len(PRIOR) == WIDTH == len(FEATURES) + 1
+
+
+MARK = r"[!-/:-@\[\]-`{-~]"
+CONSONANT = "[b-df-hj-np-tv-zB-DF-HJ-NP-TV-Z]"
+PATTERNS = {
+    "continuation bytes": r"[\x80-\xbf]",
+    "mark after a space": f" {MARK}",
+    "digits": "[0-9]",
+    "backslashes": r"\\",
+    "capitals": "[A-Z]",
+    "word after a space": " [A-Za-z]",
+    "marks": MARK,
+    "letter after an escape": r"\\(?s:.)[A-Za-z]",
+    "five consonants": CONSONANT * 5,
+    "space after an escape": r"\\(?s:.) ",
+    "escape after a mark": rf"{MARK}\\",
+    "four marks": MARK * 4,
+    "two digits": "[0-9][0-9]",
+    "rare letters": "[jkqvwxyzbgJKQVWXYZBG]",
+    "leading bytes EE and EF": r"[\xee\xef]",
+    "letter after a mark": f"{MARK}[A-Za-z]",
+    "leading bytes E4 to E9": r"[\xe4-\xe9]",
+    "mark after an escape": rf"\\(?s:.){MARK}",
+    "two marks": MARK * 2,
+    "two spaces": "  ",
+    "small letters": "[a-z]",
+    "four spaces": "    ",
+    "mark after a backslash": rf"\\{MARK}",
+    "leading bytes E0 to E3": r"[\xe0-\xe3]",
+}
+
+
+@given(
+    st.lists(st.sampled_from([b"word ", b"STRNGTH", b'\\n    "a"', b"....", b" 2026", b"\\\\", b"\\t."]), max_size=40)
+    .map(b"".join)
+    .flatmap(lambda text: st.binary(max_size=9).map(lambda more: text + more))
+    .filter(lambda text: b"\\u" not in text)
+)
+def test_each_feature_is_counted_wherever_it_begins(text: bytes) -> None:
+    assert tuple(PATTERNS) == FEATURES
+    counted = dict(zip(FEATURES, look(text).counts[1:], strict=True))
+    assert counted == {name: len(re.findall(f"(?={each})".encode("latin-1"), text)) for name, each in PATTERNS.items()}
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 90_000, "7" * 90_000, "\U0001f600" * 20_000], ids=["a letter", "a digit", "emoji"]
+)
+def test_no_text_has_more_tokens_than_bytes(text: str) -> None:
+    prompt = chat(text)
+    assert Estimator().estimate(prompt) <= len(prompt) + PRIOR[0]
 
 
 @pytest.mark.parametrize(
