@@ -9,7 +9,7 @@ import pytest
 
 from bench.qos.hunt import CASES, Case, hunt
 from bench.qos.report import TURNS_AIM, WITHIN_AIM, index, kept, lost
-from bench.qos.rows import EVERYWHERE, NOWHERE, Task, play
+from bench.qos.rows import EVERYWHERE, FLOODS, NOWHERE, Task, play
 from bench.qos.stage import Counted
 from bench.qos.traffic import CODE, TEXT, VOICE
 from sidecar.policy.schema import Admission
@@ -41,6 +41,22 @@ def test_a_flood_costs_the_others_of_its_class_and_of_those_above_next_to_nothin
     was, is_now = run("product", 1.0, NOWHERE), run("product", 1.0, EVERYWHERE)
     saved = kept(was, is_now, kind)
     assert saved is not None and saved >= 0.99
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_costs_those_who_have_enough_alone_less_than_a_hundredth(flood: str) -> None:
+    was, is_now = run("product", 1.25, NOWHERE), run("product", 1.25, flood)
+    cost = lost(was, is_now)
+    assert cost is not None and cost < 0.01
+    for kind in (VOICE, TEXT, CODE):
+        saved = kept(was, is_now, kind)
+        assert saved is not None and saved >= 0.998  # of 750 voices in this minute
+
+
+def test_by_class_alone_the_lowest_pays_for_a_flood_of_all() -> None:
+    was, is_now = run("product, by class", 1.25, NOWHERE), run("product, by class", 1.25, EVERYWHERE)
+    saved = kept(was, is_now, CODE)
+    assert saved is not None and saved < 0.95
 
 
 def test_tenants_that_want_more_get_the_same() -> None:
