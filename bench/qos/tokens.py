@@ -1,13 +1,15 @@
 """What it costs to count a prompt's tokens, how near an estimate is, and how long the loop is kept from its work.
 
     python -m bench.qos.tokens                    all of it, some five minutes of two cores
-    python -m bench.qos.tokens cache errors       parts: gil, cache, spot, errors, between, lag, threads, cuts
+    python -m bench.qos.tokens cache errors       parts: decode, gil, cache, spot, errors, between, lag, threads, cuts
     python -m bench.qos.tokens --quick            fewer prompts, shorter rounds; half a minute
     python -m bench.qos.tokens --realtime lag     on a machine that is not quiet: its threads before all others (root)
     python -m bench.qos.tokens --json
 
 | part    | what                                                                                                  |
 |---------|-------------------------------------------------------------------------------------------------------|
+| decode  | what reading a body takes: the call and its prompt; these, a fingerprint and a class by modality; and   |
+|         | the same where each decodes it for itself                                                             |
 | gil     | each way to call the library with 128 KB: how long it takes and how long it holds the interpreter      |
 | cache   | a conversation of 32,000 tokens with two new messages: finding what is known of it, and the whole count; |
 |         | how far that is off where its end is not counted, with ends as long as these may be                     |
@@ -40,6 +42,7 @@ from typing import Any
 import uvloop
 
 from bench.qos import texts
+from sidecar.core.classes import modality_of
 from sidecar.policy.schema import Service
 from sidecar.proxy.ports import Counted
 from sidecar.tokens.counter import Counter
@@ -47,6 +50,8 @@ from sidecar.tokens.estimate import Estimator
 from sidecar.tokens.texts import pieces_of
 from sidecar.tokens.tokenizer import Tokenizer, read
 from sidecar.tokens.work import GUESSED_RATIO, Beside, Work
+from sidecar.wire.call import Api, read_call
+from sidecar.wire.prompt import prompt_of
 
 Figures = dict[str, Any]
 MEGABYTE = 1_000_000
@@ -112,6 +117,33 @@ async def count(counter: Counter, prompt: bytes, time_s: float = 60.0) -> Counte
         counted = counter.count("s", "m", prompt, time_s, waiter)
     assert counted is not None
     return counted
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+
+def decode(_: Path, quick: bool) -> Figures:
+    figures: Figures = {}
+    for size in (1000, 16_000, 128_000, 1_000_000):
+        said = "\n".join(texts.halves("english")[0])[:size]
+        step = min(2000, size // 3)
+        messages = [{"role": "user", "content": said[at : at + step]} for at in range(0, size - 200, step)]
+        body = json.dumps({"model": "m", "messages": messages, "stream": True, "max_tokens": 100}).encode()
+        times = max(50, (20_000_000 if quick else 100_000_000) // size // 10)
+        for name, whole in (("once", True), ("each for itself", False)):
+            for what, more in (("call, prompt", False), ("fingerprint and modality, too", True)):
+                calls = timed(lambda body=body, whole=whole, more=more: decoded(body, whole, more), min(times, 2000))
+                figures.setdefault(f"{len(body)} B", {})[f"{what}, {name}_us"] = us(sorted(calls)[len(calls) // 2])
+    return figures
+
+
+def decoded(body: bytes, whole: bool, more: bool) -> None:
+    call = read_call(Api.CHAT, body)
+    decoded_body = call.whole if whole else None
+    prompt_of(body, decoded_body)
+    if more:
+        prompt_of(body, decoded_body)
+        modality_of(b"/v1/chat/completions", call.model, body, decoded_body)
 
 
 # --- gil --------------------------------------------------------------------------------------------------------------
@@ -497,6 +529,7 @@ def cuts(path: Path, quick: bool) -> Figures:
 
 
 PARTS: dict[str, Callable[[Path, bool], Any]] = {
+    "decode": decode,
     "gil": gil,
     "cache": cache,
     "spot": spot,
