@@ -18,7 +18,7 @@
    within BOUND times the prior's.
 5. Its own error is kept, of each estimate before it is learnt from.
 
-Pictures in a prompt are left out of the look, and count as what one takes (`texts.MEDIA_TOKENS`).
+Pictures and sound in a prompt are left out of the look, and each counts as what one takes (`texts.MEDIA_TOKENS`).
 """
 
 from typing import Final
@@ -134,11 +134,14 @@ def look(prompt: bytes) -> Look:
     seen = _sample(prompt)
     kinds = seen.translate(KINDS)
     extra = 0
-    if 16 * kinds.count(b"A") > len(seen) and 50 * kinds.count(b"0") > len(seen) and b";base64," in prompt:
-        prompt, pictures = _without_pictures(prompt)
-        extra = pictures * MEDIA_TOKENS
-        seen = _sample(prompt)
-        kinds = seen.translate(KINDS)
+    if 16 * kinds.count(b"A") > len(seen) and 50 * kinds.count(b"0") > len(seen):
+        for mark in _MEDIA_MARKS:
+            if mark in prompt:
+                prompt, media = _without_media(prompt, mark)
+                extra += media * MEDIA_TOKENS
+        if extra:
+            seen = _sample(prompt)
+            kinds = seen.translate(KINDS)
     plain = seen
     if b"\\u" in seen:
         # Escaped characters, as Python's json writes them: what they stand for is looked at.
@@ -226,20 +229,24 @@ def _escaped_sample(prompt: bytes) -> bytes:
     return b"".join(found)
 
 
-def _without_pictures(prompt: bytes) -> tuple[bytes, int]:
+_MEDIA_MARKS: Final = (b";base64,", b'"data":"', b'"data": "')
+"""Behind which pictures and sound stand: in their URL, or by themselves, as Messages and `input_audio` have them."""
+_LEAST_MEDIA: Final = 256
+_MOST_MEDIA: Final = 64
+
+
+def _without_media(prompt: bytes, mark: bytes) -> tuple[bytes, int]:
     kept = []
-    at = 0
-    while True:
-        begin = prompt.find(b";base64,", at)
-        if begin < 0:
-            break
-        end = prompt.find(b'"', begin)
+    at = begin = 0
+    while len(kept) < _MOST_MEDIA:
+        begin = prompt.find(mark, begin)
+        end = prompt.find(b'"', begin + len(mark)) if begin >= 0 else -1
         if end < 0:
             break
-        kept.append(prompt[at:begin])
-        at = end
-        if len(kept) >= 64:
-            break
+        if end - begin > _LEAST_MEDIA:
+            kept.append(prompt[at : begin + len(mark)])
+            at = end
+        begin = end
     kept.append(prompt[at:])
     return b"".join(kept), len(kept) - 1
 

@@ -188,6 +188,22 @@ def test_a_script_of_which_little_was_seen_is_estimated_by_the_models_weights() 
     assert error(estimator, CODE) < error(Estimator(), CODE)
 
 
+@pytest.mark.parametrize("spaces", [True, False], ids=["Python's JSON", "others'"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": "Qk3mAB01zXy9" * 40_000, "format": "wav"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "Qk3mAB01zXy9" * 8000}},
+    ],
+    ids=["sound", "a picture of Messages"],
+)
+def test_what_is_no_text_counts_as_one_takes_wherever_it_stands(part: dict[str, object], spaces: bool) -> None:
+    content = [part, {"type": "text", "text": "What is it?"}, part]
+    separators = None if spaces else (",", ":")
+    prompt = json.dumps([{"role": "user", "content": content}], separators=separators).encode()
+    assert 2 * MEDIA_TOKENS < Estimator().estimate(prompt) < 2 * MEDIA_TOKENS + 150
+
+
 def test_a_picture_counts_as_what_one_takes() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "Qk3mAB01zXy9" * 8000}}
     prompt = json.dumps([{"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}]).encode()
