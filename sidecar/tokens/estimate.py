@@ -236,7 +236,7 @@ _MOST_MEDIA: Final = 64
 
 
 def _without_media(prompt: bytes, mark: bytes) -> tuple[bytes, int]:
-    kept = []
+    kept: list[bytes] = []
     at = begin = 0
     while len(kept) < _MOST_MEDIA:
         begin = prompt.find(mark, begin)
