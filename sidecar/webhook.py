@@ -103,7 +103,7 @@ class Webhook:
             self._counts["malformed"] += 1
             return web.Response(status=400, text=f"{exc}\n")
         try:
-            verdict = reviewed(review, self._rules)
+            verdict = reviewed(review, self._rules, len(body))
         except Exception as exc:  # noqa: BLE001 - whatever is wrong with us, the pod's maker is to have an answer
             self._counts["failed"] += 1
             words = (f"the webhook failed: {type(exc).__name__}: {exc}",)

@@ -5,6 +5,8 @@
 2. A pod that cannot be injected passes as it is, with a warning that its maker sees: a model that serves without us is
    better than none. With `strict` it is refused, in the same words.
 3. The answer is the difference, as a JSON patch: an API server takes nothing else.
+4. A pod of half a megabyte is not looked into: comparing it would hold up everybody else's for seconds, and whoever may
+   make pods may send them in a row. People's pods have some kilobytes.
 """
 
 from base64 import b64encode
@@ -26,6 +28,8 @@ MOST_WARNINGS: Final = 10
 
 REFUSAL_CHARACTERS: Final = 2000
 """Enough for some problems; what is refused may have a name for each of thousands of containers."""
+
+MOST_BYTES: Final = 512 << 10
 
 Result = Literal["injected", "unchanged", "declined", "refused"]
 
@@ -80,8 +84,8 @@ def question(body: bytes) -> Review:
     return review
 
 
-def reviewed(review: Review, rules: Rules) -> Verdict:
-    """The answer."""
+def reviewed(review: Review, rules: Rules, size: int = 0) -> Verdict:
+    """The answer. `size`: of the question, in bytes; 0: not known, whoever asks is trusted with it."""
     request = review.request
     pod = request.object
     if request.operation != "CREATE" or request.kind != Group("Pod") or not isinstance(pod, dict):
@@ -89,6 +93,8 @@ def reviewed(review: Review, rules: Rules) -> Verdict:
     name = f"{request.namespace}/{_name(pod)}"
     if not rules.unlabelled and not _labelled(pod):
         return Verdict(_answer(request.uid), "unchanged", name)
+    if size > MOST_BYTES:
+        return failed(request.uid, name, (f"the pod is larger than {MOST_BYTES >> 10} KiB",), rules)
     outcome = inject(pod, rules.defaults)
     match outcome:
         case Injected(pod=after, warnings=warnings):

@@ -168,6 +168,18 @@ def test_warnings_are_few_and_short_enough_for_an_api_server() -> None:
     assert len(warnings) == MOST_WARNINGS and max(map(len, warnings)) <= 256
 
 
+@pytest.mark.parametrize(("strict", "allowed"), [(False, True), (True, False)])
+def test_a_pod_that_is_no_person_s_is_not_looked_into(strict: bool, allowed: bool) -> None:
+    many = less(spec={**POD["spec"], "volumes": [{"name": f"v{at}"} for at in range(40_000)]})
+    body = review(many)
+    found = reviewed(question(body), Rules(strict=strict), len(body))
+    response = found.answer["response"]
+    assert (found.result, response["allowed"], "patch" in response) == ("refused", allowed, False)
+    assert found.words == ("the pod is larger than 512 KiB",)
+    plain = {**many, "metadata": {}}
+    assert reviewed(question(review(plain)), Rules(), len(body)).result == "unchanged", "who did not ask is let pass"
+
+
 def test_a_refusal_is_no_longer_than_one_reads() -> None:
     many = less(spec={"containers": [{"name": f"c{at}", "image": "vllm/vllm-openai:v1"} for at in range(1000)]})
     message = verdict(many, Rules(strict=True)).answer["response"]["status"]["message"]
