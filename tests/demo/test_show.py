@@ -82,9 +82,9 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Judge:
-    """A stand-in for the sidecar's node breaker: open once the victim struck enough, closed soon after it is well.
+    """A stand-in for the sidecar's node breaker: open once the victim struck enough, closed once it is well.
 
-    One strike more than there are workers: then at least one of them has told its result.
+    One strike more than there are workers, and one whole answer more: then at least one of them has told its result.
     """
 
     def __init__(self, victim: Engine) -> None:
@@ -101,7 +101,8 @@ class Judge:
             if self._opened:
                 self._polls = 0
             return {self.key: "open"} if self._opened else {}
-        return {self.key: "half_open" if self._opened and self._polls < 3 else "closed"}
+        well = self._polls >= 3 and self._victim.counters.completed > show.WORKERS
+        return {self.key: "half_open" if self._opened and not well else "closed"}
 
 
 async def test_act_says_each_change_once_and_leaves_the_engine_healed() -> None:
@@ -165,9 +166,10 @@ async def test_act_with_an_unknown_fault_is_refused() -> None:
 
 
 class Release:
-    """A desk that leads a canary as it is told to, once it was asked for one."""
+    """A desk that leads a canary as it is told to, once it was asked for one and somebody knows what it answers."""
 
     def __init__(self, *rollouts: Rollout, says: Refused | None = None) -> None:
+        self.engine: Engine | None = None
         self._desk = FakeDesk(says=says)
         self._events: list[Event] = [Notice("demo", "version_down", "v2"), table_view(table("demo"))]
         self._events += [table_view(table("demo", each)) for each in rollouts]
@@ -184,6 +186,8 @@ class Release:
     async def next(self) -> list[Event]:
         if not self._desk.updates or not self._events:
             await asyncio.Event().wait()
+        while self.engine is not None and self.engine.counters.completed <= show.CANARY_WORKERS:
+            await asyncio.sleep(0.005)
         return [self._events.pop(0)]
 
     def close(self) -> None:
@@ -195,6 +199,7 @@ async def test_a_canary_is_asked_for_and_told_by_its_changes(fault: str | None) 
     said: list[str] = []
     desk = Release(rollout(), rollout(step=1, evidence="as good"), rollout("promoted", 1, evidence="seen enough"))
     async with show.engines(2, QUICK) as engines:
+        desk.engine = engines[0]
         assert await show.canary(fault, engines, engines[0].port, desk, said.append) == "promoted"
         assert engines[1].script.fault is None
     (update,) = desk.updates
