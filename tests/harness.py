@@ -21,6 +21,9 @@ from typing import Literal, Self, cast
 LIMIT_S = 5.0
 """How long a test waits for what must come; generous, since it is spent only where a test fails."""
 
+PIECE_BYTES = 1 << 20
+"""So much of a long body must come within that time."""
+
 Framing = Literal["none", "length", "chunked", "close"]
 
 
@@ -161,9 +164,13 @@ class Wire(asyncio.Protocol):
             raise AssertionError(f"waited in vain for {what}; {state}; unread {self.unread[:400]!r}") from None
 
     async def _more(self, needed: int, what: str) -> None:
-        await self.until(lambda: len(self.received) - self._at >= needed or self.ended, what)
+        while not self.ended and (there := len(self.received) - self._at) < needed:
+            await self._reached(min(needed, there + PIECE_BYTES), what)
         if len(self.received) - self._at < needed:
             raise Gone(f"{what}: connection ended, unread {self.unread[:400]!r}, error {self.error!r}")
+
+    async def _reached(self, count: int, what: str) -> None:
+        await self.until(lambda: len(self.received) - self._at >= count or self.ended, what)
 
     async def exactly(self, count: int) -> bytes:
         """The next `count` bytes; Gone if the connection ends before."""

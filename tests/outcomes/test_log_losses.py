@@ -65,7 +65,10 @@ async def test_a_server_that_is_killed_while_it_writes_loses_nobody(tmp_path: Pa
             asking = [together.create_task(traffic.asks(each, 60, 30)) for each in three]
             for _ in range(2):
                 given.clear()
-                await until(lambda: len(given) >= 100, lambda: "a hundred orders")
+                await until(
+                    lambda: len(given) >= 100 and all(each.log is LogState.UP for each in three),
+                    lambda: f"a hundred orders, and the log: {len(given)}, {[each.log for each in three]}",
+                )
                 await server.kill()
                 await asyncio.sleep(0.2)
                 await server.start()
@@ -78,6 +81,7 @@ async def test_a_server_that_is_killed_while_it_writes_loses_nobody(tmp_path: Pa
         await agree(three, nodes[0], State.OPEN)
         sound(await records(server.url))
         for each in three:
+            await each.said("log_up", 3)
             assert len(each.events("log_away")) == 2 and len(each.events("log_up")) == 3
 
 
