@@ -46,7 +46,8 @@ async def test_all_open_is_a_fast_503_until_one_probe_each_heals(count: int) -> 
         async with sidecar(plan) as proxy:
             await open_all(proxy, nodes)
             views = list(proxy.running.fleet.views(proxy.running.now()))
-            earliest = min(view.retry_at for view in views if view.scope == "node")
+            waits = [view.retry_at for view in views if view.scope == "node"]
+            earliest, latest = min(waits), max(waits)
             asked_before = [len(node.requests) for node in nodes]
             versions = [view.version for view in views]
             async with proxy.client() as client, awake() as ran:
@@ -61,7 +62,7 @@ async def test_all_open_is_a_fast_503_until_one_probe_each_heals(count: int) -> 
             after = proxy.running.fleet.views(proxy.running.now())
             assert [view.version for view in after] == versions, "an answer of ours was counted"
             healed = True
-            await asyncio.sleep(earliest - proxy.running.now() + 0.1)
+            await asyncio.sleep(latest - proxy.running.now() + 0.1)
             for _ in range(3 * count):
                 assert (await proxy.once(chat())).status == 200
             assert all(proxy.state("node", node.key) is State.CLOSED for node in nodes)
@@ -85,7 +86,10 @@ async def test_after_the_wait_each_node_gets_one_probe() -> None:
             await open_all(proxy, nodes)
             counts = [len(node.requests) for node in nodes]
             broken = False
-            await asyncio.sleep(0.32)
+            # The first may have been opened long before the last, and again.
+            views = list(proxy.running.fleet.views(proxy.running.now()))
+            latest = max(view.retry_at for view in views if view.scope == "node")
+            await asyncio.sleep(latest - proxy.running.now() + 0.02)
             clients: list[Client] = [await stack.enter_async_context(proxy.client()) for _ in range(40)]
             for client in clients:
                 await client.send(chat())
