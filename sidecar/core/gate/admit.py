@@ -270,7 +270,7 @@ class Gate:
             if tokens != ticket.tokens:
                 group.settle(share, tokens - ticket.tokens)
                 if self._lanes.parts is not None and share.payer is not None:
-                    self._lanes.parts.use(share.payer, tokens - ticket.tokens, now)
+                    self._lanes.parts.settle(share.payer, tokens - ticket.tokens, ticket.started_at)
             if ticket.qos.preemptible:
                 standing.evictable.pop(ticket.number, None)
                 if state == EVICTED:

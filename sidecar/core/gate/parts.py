@@ -23,6 +23,7 @@ MORE: Final = 0.75  # of its part, times what is not its part: with less its bur
 LOOKED: Final = 128  # tenants looked at in one call: there may be 100,000, and the loop waits
 FEW: Final = 2  # those looked at whenever one is refunded, beyond so many: there are never many more
 SLACK: Final = 64  # entries of the heap that may be out of date, beyond one per tenant that is behind
+ABOUT: Final = 1.0 + 1e-6  # sums of the same tokens, over a weight and not, are not the same to the last bit
 SPANS: Final = 400.0  # after which figures begin anew, once in seven hours: e to the 709th is what a float can hold
 
 
@@ -122,15 +123,19 @@ class Parts:
             self._retire(FEW, now)
 
     def use(self, payer: Payer, tokens: int, now: float) -> None:
-        """It used so many tokens, or so many less than was thought (negative)."""
+        """It is thought to use so many tokens."""
         if now > self._at:
             if now - self._since > SPANS * SPAN_S:
                 self._begin_anew(now)
             self._at = now
             self._counts = exp((now - self._since) / SPAN_S)
-        counts = tokens * self._counts
-        payer.used = max(0.0, payer.used + counts / payer.weight)
-        self._total = max(0.0, self._total + counts)
+        self._add(payer, tokens * self._counts)
+        self.judge(payer)
+
+    def settle(self, payer: Payer, tokens: int, at: float) -> None:
+        """It used so many more than was thought at that moment, or less (negative): they count for what they did then,
+        or who waits long for nothing would get back more than it gave."""
+        self._add(payer, tokens * exp(min(0.0, at - self._at) / SPAN_S) * self._counts)
         if payer.behind and tokens < 0:
             self._note(payer)
             if self._behind > LOOKED:
@@ -138,11 +143,15 @@ class Parts:
         else:
             self.judge(payer)
 
+    def _add(self, payer: Payer, counts: float) -> None:
+        before = payer.used
+        payer.used = max(0.0, before + counts / payer.weight)
+        # By what it changed: what one tenant gets back is not taken from what the others used.
+        self._total = max(0.0, self._total + (payer.used - before) * payer.weight)
+
     def judge(self, payer: Payer) -> None:
         """Whether it has used more than its part: others may have come, and made that less."""
-        if payer.behind or self._weight <= 0.0:
-            return
-        if self.floods(payer):
+        if not payer.behind and self.floods(payer):
             payer.behind = True
             self._behind += 1
             self._note(payer)
@@ -150,8 +159,10 @@ class Parts:
 
     def floods(self, payer: Payer) -> bool:
         """Whether it has used so much more than its part as puts it behind: who is behind may have less by now."""
+        if self._weight <= 0.0:
+            return False  # all were idle for long
         part = min(1.0, payer.weight / self._weight)
-        return payer.used > (1.0 + MORE * (1.0 - part)) * self._total / self._weight
+        return payer.used > ABOUT * (1.0 + MORE * (1.0 - part)) * self._total / self._weight
 
     def look(self, now: float) -> None:
         """Lets those come back whose part it is again; of very many a few each time, the first of them first."""
@@ -160,9 +171,7 @@ class Parts:
 
     def _bring_back(self, most: int) -> None:
         heap = self._ahead
-        if not heap or self._total <= 0.0:
-            return
-        level = self._total / self._weight if self._weight > 0.0 else inf
+        level = ABOUT * self._total / self._weight if self._weight > 0.0 else inf
         for _ in range(most):
             if not heap:
                 return

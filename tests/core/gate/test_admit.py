@@ -680,6 +680,19 @@ def test_a_flood_that_is_held_back_has_its_reserve() -> None:
     assert world.turns() == [batch]
 
 
+def test_who_flooded_comes_again_when_all_others_are_forgotten() -> None:
+    """A reload without the class of the last of them leaves nobody of whom a part could be reckoned."""
+    other = QosPolicy(name="other", latency_sla_ms=1000, priority=4)
+    world = World(4, policies=(BATCH, other), admission=FAIR)
+    for ticket in [world.come("batch", tenant, tokens) for tenant, tokens in (("small", 10), ("flood", 5000))]:
+        world.leave(ticket)
+    world.now += 61.0
+    world.leave(world.come("other", "last", 10))
+    world.classes = Classes((BATCH,))
+    world.gate.use(FAIR, world.classes, world.now)
+    assert world.come("batch", "flood").state == RUNNING
+
+
 def test_in_shadow_nothing_is_kept_free() -> None:
     world = World(12, admission=replace(FAIR, mode="shadow"))
     flood = beside(world, 9)

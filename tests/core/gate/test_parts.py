@@ -41,6 +41,46 @@ def test_who_is_alone_has_all_of_it() -> None:
         assert not alone.behind
 
 
+@pytest.mark.parametrize("weight", [0.01, 0.3, 7.0, 1000.0])
+def test_who_is_alone_has_all_of_it_whatever_its_weight(weight: float) -> None:
+    parts = Parts(0.0)
+    (alone,) = known(parts, "alone", weight=weight)
+    for step in range(2000):
+        parts.use(alone, 137 + step % 91, step * 0.7)
+        assert not alone.behind
+
+
+def test_what_one_gets_back_late_is_what_it_gave_and_is_not_taken_from_the_others() -> None:
+    parts = Parts(0.0)
+    late, *others = known(parts, *"abcdefgh")
+    for other in others:
+        parts.use(other, 1000, 0.0)
+    for _ in range(10):
+        parts.use(late, 1000, 0.0)
+    for other in others:
+        parts.use(other, 10, 2 * SPAN_S)
+    for _ in range(10):
+        parts.settle(late, -900, 0.0)
+    counts = math.exp(2.0)
+    assert late.used == pytest.approx(1000.0)
+    assert [other.used for other in others] == pytest.approx([1000.0 + 10.0 * counts] * 7)
+    parts.settle(late, -100_000, 0.0)
+    assert late.used == 0.0
+    assert parts._total == pytest.approx(7 * (1000.0 + 10.0 * counts))
+    assert not any(parts.floods(other) for other in others)
+
+
+def test_where_all_were_idle_for_long_nobody_floods() -> None:
+    parts = Parts(0.0)
+    flood, other = known(parts, "flood", "other")
+    parts.use(flood, 1000, 0.0)
+    parts.goes(flood, 0.0)
+    parts.goes(other, SPAN_S + 1.0)  # the flood counts no more
+    assert flood.behind and not parts.floods(other)
+    parts.forget(other)
+    assert flood.behind and not parts.floods(flood)
+
+
 def test_what_was_used_fades_for_all_alike() -> None:
     parts = Parts(0.0)
     early, late = known(parts, "early", "late")
@@ -99,7 +139,7 @@ def test_a_refund_brings_back() -> None:
     parts.use(two, 100, 0.0)
     parts.use(one, 5000, 0.0)
     assert one.behind
-    parts.use(one, -4900, 1.0)
+    parts.settle(one, -4900, 0.0)
     parts.look(1.0)
     assert not one.behind
 
