@@ -29,7 +29,8 @@ and gives back tickets; whoever holds them calls nothing of it from inside.
 
 10. With `fairness: service` tenants that have used more than their part of the service (`parts`) go behind all that
    have not, whatever their class: in turns, in the queue's places and in evictions. While they still use so much more,
-   they leave some room free for the others (`headroom`); in shadow that is not played.
+   they leave some room free for the others (`headroom`); in shadow that is not played. While that holds back all that
+   wait and one of them is overdue, a second counts as a turn of another's does: it has one in 1 / `reserve` s at least.
 
 Being turned away here is nobody's failure: no breaker hears of it.
 """
@@ -63,6 +64,7 @@ from sidecar.policy.schema import Admission
 
 MAX_TOLD: Final = 64  # turned away in one call: the event loop has other things to do as well
 POLL_S: Final = 0.05  # room comes back without a word, too: a limit grows, a breaker closes
+KEPT_S: Final = 1.0  # of room that is kept from the overdue, that earns them as much as a turn
 HOLD_S: Final = 5.0  # a Retry-After that ends within it is waited for
 MOST: Final = 0.5  # of its SLA, that a class reckons with for its first token: else a slow one refused it for ever
 FADE_S: Final = 1.0  # how often what nobody has seen again is believed less
@@ -97,6 +99,7 @@ class Gate:
     __slots__ = (
         "_credit",
         "_fades_at",
+        "_kept_at",
         "_lanes",
         "_leaving",
         "_number",
@@ -132,6 +135,8 @@ class Gate:
         self._stirred = False
         self._credit = 0.0
         """How much of a turn the overdue have earned."""
+        self._kept_at = -inf
+        """When somebody was last held back beside what is free."""
         self.use(policy, classes, now)
 
     def use(self, policy: Admission, classes: Classes, now: float) -> None:
@@ -196,6 +201,7 @@ class Gate:
         while roomy:
             group = self._next(roomy, now)
             if group is None:
+                self._keep(roomy, now)
                 return None
             ticket = self._head(group)
             if not group.qos.late_reject or now < self._ends_at(group, ticket):
@@ -369,7 +375,7 @@ class Gate:
                 standing.missed += 1
 
     def _head(self, group: Group) -> Ticket:
-        ticket = group.first().head
+        ticket = (self._first(group) or group.first()).head
         assert ticket is not None
         return ticket
 
@@ -438,11 +444,28 @@ class Gate:
                 if group.head is None or (warned and group.qos.preemptible):
                     continue
                 within = self._lanes.parts is None or group.has_within()
-                if not within and (chosen_within or self._is_held(lane, group.first())):
+                if not within and (chosen_within or self._first(group) is None):
                     continue
                 if chosen is None or within > chosen_within or (within == chosen_within and _before(group, chosen)):
                     chosen, chosen_within = group, within
         return chosen
+
+    def _first(self, group: Group) -> Share | None:
+        """Whose turn it is of a class in which somebody waits; None: all that wait there are held back."""
+        share = group.first()
+        if not self._is_held(group.lane, share):
+            return share
+        for other in group.some_behind():
+            if not self._is_held(group.lane, other):
+                return other
+        return None
+
+    def _keep(self, lanes: list[Lane], now: float) -> None:
+        """All that wait where there is room are held back: the others may not come for minutes, and what runs hang."""
+        since = min(now - self._kept_at, KEPT_S)
+        self._kept_at = now
+        if since > 0.0 and _overdue(lanes, now) is not None:
+            self._credit += self._reserve * since / KEPT_S
 
     # The queue.
 

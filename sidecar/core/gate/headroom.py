@@ -8,7 +8,7 @@ staffing of Halfin and Whitt, 1981): beside 4 of them it is 2 slots, beside 160 
 kept, and nobody is held back but a tenant that floods.
 """
 
-from math import sqrt
+from math import ceil, inf, sqrt
 
 from sidecar.core.gate.turns import Lane
 from sidecar.core.pool import LOOKS
@@ -26,7 +26,9 @@ def is_kept(lane: Lane) -> bool:
     for place in range(looks):
         node = nodes[place]
         if node.in_flight < node.limit:
-            free += node.limit - node.in_flight
+            if node.limit == inf:
+                return False
+            free += ceil(node.limit - node.in_flight)  # of a limit of 1.2 the second runs, too
             if free >= wanted:
                 return False
     return True

@@ -36,6 +36,7 @@ OUT: Final = 4  # turned away while it waited; in shadow it runs all the same
 LEFT: Final = 5
 
 SLACK: Final = 64  # entries of a heap that may be out of date, beyond one per tenant that waits
+SOME: Final = 32  # of those that go after all others, looked at for one that need not wait
 ROLL_S: Final = 1.0  # how often a lane's pace is worked out
 NEWEST: Final = 0.3  # how much the last second counts in it
 
@@ -330,6 +331,10 @@ class Group:
     def first_behind(self) -> Share | None:
         """The first of those that go after all others; None: nobody does."""
         return _least(self._behind)
+
+    def some_behind(self) -> list[Share]:
+        """Of those that go after all others some, the first of them among them."""
+        return [entry[2] for entry in self._behind[:SOME] if entry[1] == entry[2].entry]
 
     def has_within(self) -> bool:
         """Whether somebody waits who does not go after all others."""

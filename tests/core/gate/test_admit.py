@@ -19,6 +19,8 @@ from sidecar.core.gate.admit import (
     Ticket,
     TurnedAway,
 )
+from sidecar.core.gate.headroom import is_kept
+from sidecar.core.gate.parts import Parts
 from sidecar.core.gate.turns import EVICTED, LEFT, OUT, QUEUED, RUNNING
 from sidecar.core.pool import LOOKS
 from sidecar.kernel.errors import Reason
@@ -680,6 +682,51 @@ def test_a_flood_that_is_held_back_has_its_reserve() -> None:
     assert world.turns() == [batch]
 
 
+@pytest.mark.parametrize("reserve", [0.0, 0.05, 0.25])
+def test_a_flood_that_is_held_back_beside_requests_that_hang_has_its_reserve_by_the_second(reserve: float) -> None:
+    """Nobody else has a turn that it could have one in twenty of."""
+    world = World(12, admission=replace(FAIR, reserve=reserve))
+    flood = beside(world, 9)
+    held = [world.come("batch", "flood", 10) for _ in range(3)]
+    for ticket in flood:
+        world.leave(ticket)
+    ran = world.turns()
+    assert ran == held[:1]  # three were free, the square root of nine
+    world.leave(ran[0])
+    world.come("batch", "flood", 10)
+    given = len(world.turns())
+    assert given == 1
+    turns, end = 0, world.now + 100.0
+    while world.now < end:
+        world.now += POLL_S
+        assert world.gate.due(world.now) <= world.now + POLL_S
+        for ticket, _ in world.away():
+            world.leave(ticket)
+        for ticket in world.turns():
+            turns += 1
+            world.leave(ticket)
+        while world.gate.queued < 2:
+            world.come("batch", "flood", 10)
+    assert turns == pytest.approx(90 * reserve, abs=2 + 10 * reserve)
+
+
+def test_who_is_behind_and_floods_no_more_does_not_wait_with_a_flood_of_its_class() -> None:
+    world = World(14, admission=FAIR)
+    flood = [world.come("voice", "flood", 50_000) for _ in range(2)]
+    small = [world.come("text", f"small{number}", 100) for number in range(9)]
+    had = world.come("batch", "had", 25_000)
+    world.come("text", "flood", 1)
+    for share in (small[0].share, small[1].share):
+        assert share is not None and share.payer is not None and world.gate._lanes.parts is not None
+        world.gate._lanes.parts.use(share.payer, 25_000, world.now)
+    held, waits = world.come("batch", "flood"), world.come("batch", "had")
+    assert (held.state, waits.state) == (QUEUED, QUEUED) and waits.share is not None and held.share is not None
+    assert held.share.counter < waits.share.counter
+    world.leave(flood[0])
+    assert world.turns() == [waits]
+    assert had.state == RUNNING and held.state == QUEUED
+
+
 def test_who_flooded_comes_again_when_all_others_are_forgotten() -> None:
     """A reload without the class of the last of them leaves nobody of whom a part could be reckoned."""
     other = QosPolicy(name="other", latency_sla_ms=1000, priority=4)
@@ -882,7 +929,7 @@ class Walk(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(sorted(self.running, key=lambda ticket: ticket.number)))
         self.world.gate.spoke(ticket, self.world.now)
 
-    @rule(step=st.sampled_from([0.0, 0.01, 0.1, 0.5, 2.0, 8.0, 31.0]))
+    @rule(step=st.sampled_from([0.0, 0.01, 0.1, 0.5, 2.0, 8.0, 31.0, 100.0, 1e7]))
     def later(self, step: float) -> None:
         self.world.now += step
 
@@ -906,8 +953,10 @@ class Walk(RuleBasedStateMachine):
         self.phantoms = 0
         for ticket in self.waiting:
             pool, share = world.service.pool(ticket.model, ticket.version), ticket.share
-            held = share is not None and share.payer is not None and share.payer.behind
-            assert held or not pool.has_room(world.now), "somebody waits beside an endpoint with room"
+            if pool.has_room(world.now):
+                parts = world.gate._lanes.parts
+                assert share is not None and share.payer is not None and parts is not None, "beside room, and not held"
+                assert share.payer.behind and share.behind and parts.floods(share.payer) and is_kept(share.group.lane)
         due = world.gate.due(world.now)
         if self.waiting:
             # What was turned away in the meantime (too late for its turn) is still to be told.
@@ -973,6 +1022,44 @@ class Walk(RuleBasedStateMachine):
             assert gate.queued + gate.running + shed == len(there) + owed + self.phantoms
         assert gate.running == states[RUNNING] + states[EVICTED]
         assert not any(ticket.state in (QUEUED, RUNNING, EVICTED) for ticket in self.over)
+
+    @invariant()
+    def counts_are_what_a_recount_finds(self) -> None:
+        lanes = self.world.gate._lanes
+        there = {ticket for ticket in self.waiting | self.running if ticket.share is not None}
+        for lane in lanes.lanes.values():
+            mine = [ticket for ticket in there if ticket.share is not None and ticket.share.group.lane is lane]
+            ran = [ticket for ticket in mine if ticket.state in (RUNNING, EVICTED)]
+            assert lane.queued == sum(ticket.state == QUEUED for ticket in mine) == sum(g.queued for g in lane.groups)
+            assert lane.running == len(ran) and lane.within == sum(ticket.within for ticket in ran)
+            assert (lane in lanes.busy) is (lane.queued > 0)
+            for group in lane.groups:
+                assert group.behind == sum(share.queued for share in group.shares.values() if share.behind)
+                assert group.waiting == sum(share.queued > 0 for share in group.shares.values())
+                for share in group.shares.values():
+                    of = [ticket for ticket in mine if ticket.share is share]
+                    assert share.queued == sum(ticket.state == QUEUED for ticket in of)
+                    assert share.running == len(of) - share.queued
+                    assert (share in lanes._idle) is not bool(of) and not (share.behind and not share.queued)
+                    assert (share.payer is None) is (lanes.parts is None)
+        if lanes.parts is not None:
+            self.parts_are_right(lanes.parts)
+
+    def parts_are_right(self, parts: Parts) -> None:
+        shares = [
+            share
+            for lane in self.world.gate._lanes.lanes.values()
+            for group in lane.groups
+            for share in group.shares.values()
+        ]
+        payers = list(parts._payers.values())
+        for payer in payers:
+            mine = [share for share in shares if share.payer is payer]
+            assert (payer.shares, payer.active) == (len(mine), sum(bool(s.queued or s.running) for s in mine))
+            assert all(share.weight == payer.weight for share in mine)
+        assert parts._behind == sum(payer.behind for payer in payers)
+        assert parts._weight == pytest.approx(sum(p.weight for p in payers if p.active or p in parts._idle), abs=1e-9)
+        assert parts._total >= sum(payer.used * payer.weight for payer in payers) * (1.0 - 1e-9)
 
     def teardown(self) -> None:
         for ticket in list(self.waiting | self.running):

@@ -74,6 +74,17 @@ def test_endpoints_count_together_and_one_over_its_limit_takes_from_none() -> No
     assert not is_kept(lane)
 
 
+def test_a_part_of_a_slot_is_one() -> None:
+    world = World(1, 1, 1, 1)
+    lane = lane_of(full(world)[0])
+    lane.within = 4
+    for node in world.nodes[:2]:
+        node.limit = 1.2
+    assert lane.pool.has_room(world.now) and not is_kept(lane)
+    world.nodes[0].limit = 1.0
+    assert is_kept(lane)
+
+
 def test_of_very_many_endpoints_a_part_is_looked_at() -> None:
     count = 4 * LOOKS
     world = World(*[1] * count, admission=Admission(queue=0, fairness="class"))
