@@ -27,7 +27,8 @@ strong. (Page 1954; Lorden 1971 for its optimality.)
    Crosier 1982, fast initial response).
 8. What is expected at its load is learnt from all, and an endpoint's offset at the load that it usually has. At less,
    nobody knows that it is faster: it is granted what it takes at its usual load, for engines that refuse what is too
-   much need not be. A probe is not: an endpoint that is slow by half has nothing else to do, and would seem well.
+   much need not be. But only as far as all have less to do: alone, it has less because it is slow, and its balancer
+   saw that. A probe is not: an endpoint that is slow by half has nothing else to do, and would seem well.
 9. What other sidecars saw comes in as counts (`absorb`) and adds up like our own. `share` gives ours.
 """
 
@@ -181,7 +182,8 @@ class Detection:
         by_itself = detector.offset + self.normal.common
         expected = granted = line.expected(size_bytes, load) + by_itself
         if load < detector.usual_load and not permit.probe:
-            granted = max(expected, line.expected(size_bytes, detector.usual_load) + by_itself)
+            usual = load + self.normal.less * (detector.usual_load - load)
+            granted = max(expected, line.expected(size_bytes, usual) + by_itself)
         if not line.ready or not self._in_flight:
             return Expectation(detector, permit, model, line, expected, granted, load, size_bytes, inf, inf, session)
         late_s = seconds_of(granted + line.tau)

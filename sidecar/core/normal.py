@@ -3,7 +3,7 @@
 1. `background` is the ratio of bad answers to be expected: that of the healthier half of the endpoints, over the last
    seconds or the last minutes, whichever is worse. A fault of all, such as a busy hour, raises it and trips nobody.
 2. `common` is how much slower than their line all are now; each endpoint's `offset` is how much it always is, at
-   its `usual_load`.
+   its `usual_load`. `less` is how far all together have less to do: 1 with half of it.
 3. `overload`: the load is beyond what was ever seen to work, or many fail everywhere, and yet something gets through.
    Slowness is no evidence then, and nothing is learnt. It speaks by the load at the 40th percentile: neither one
    endpoint that hangs nor half of them change it.
@@ -75,6 +75,7 @@ class Normal:
         "common",
         "good_fast",
         "good_gray",
+        "less",
         "load_cap",
         "load_most",
         "overload",
@@ -95,6 +96,7 @@ class Normal:
         self._long_bad = 0.0
         self._overload_until = -inf
         self.load_cap = inf
+        self.less = 0.0
         self.rate = 0.0
         self.rate_most = inf
         self.load_most = inf
@@ -169,9 +171,12 @@ class Normal:
     def _learn_offsets(self, closed: list[Detector], ready: bool, elapsed_s: float) -> None:
         """What each is slower than its line, and what all are together; their sum is what `left` leaves out."""
         means: list[float] = []
-        centre = 0.0
+        centre = load = usual = 0.0
         for detector in closed:
             centre += detector.offset
+            load += detector.in_flight
+            usual += detector.usual_load
+        self.less = max(0.0, min(1.0, 2.0 * (1.0 - load / usual))) if usual > 0.0 else 0.0
         if closed:
             # Only what the line does not say already: together they are on the line.
             centre *= min(1.0, elapsed_s / COMMON_S) / len(closed)

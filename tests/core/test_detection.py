@@ -567,6 +567,7 @@ def used_to_many(count: int = 2) -> Pods:
     assert pods.detection.ready and not pods.opened(), pods.opened()
     for node in pods.nodes:
         node.in_flight = FEW
+    pods.second(lambda pod: unmoved(pods) if pod == 1 else WELL, 1)
     return pods
 
 
@@ -586,6 +587,22 @@ def test_who_takes_no_less_for_having_less_to_do_is_not_at_fault(count: int) -> 
 def test_who_gets_slower_with_less_to_do_is() -> None:
     pods = used_to_many()
     assert pods.until_open(lambda pod: unmoved(pods, 10.0) if pod == 1 else WELL, 60, pod=1) < 10.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_who_alone_has_less_to_do_because_it_is_slow_is_granted_nothing(seed: int) -> None:
+    """A balancer sends it less: what it takes then is not more than it took with as much as the others."""
+    pods, often = Pods(9, seed=seed), 40
+    for loads in ([often] * 9, [often + 2, often // 2] + [often + 2] * 7):
+        for _ in range(120 if loads[1] == often else 1):
+            for node, load in zip(pods.nodes, loads, strict=True):
+                node.in_flight = pods.chance.randrange(load - 6, load + 7)
+            pods.second(lambda pod: WELL)
+    assert not pods.opened(), pods.opened()
+    _, expectation = pods.ask(1) or (None, None)
+    assert expectation is not None and pods.detector(1).usual_load > 30
+    assert expectation.granted == pytest.approx(expectation.expected, abs=0.05)
+    assert pods.until_open(lambda pod: Answer(slower=2.0) if pod == 1 else WELL, 30, pod=1) < 10.0
 
 
 def test_a_probe_is_held_against_what_is_expected_of_who_has_nothing_to_do() -> None:
