@@ -40,7 +40,7 @@ from math import ceil, inf
 from typing import Final
 
 from sidecar.core.classes import Classes
-from sidecar.core.gate.evict import oldest_of, runs_in, victims_of
+from sidecar.core.gate.evict import longest_of, oldest_of, runs_in, victims_of
 from sidecar.core.gate.headroom import is_kept
 from sidecar.core.gate.lanes import Lanes, PoolOf, emptied, heir_of, number_of
 from sidecar.core.gate.turns import (
@@ -633,8 +633,8 @@ class Gate:
     def _warned(self, lane: Lane, now: float) -> bool:
         """Whether somebody waits there whom those that are preemptible are to make room for."""
         for group in lane.groups:
-            if group.head is not None and not group.qos.preemptible:
-                oldest = oldest_of(group, group.head)
+            if not group.qos.preemptible:
+                oldest = longest_of(group)
                 if oldest is not None and now >= self._warned_at(group, oldest):
                     return True
         return False
@@ -648,7 +648,7 @@ class Gate:
         for group in lane.groups:
             if group.qos.preemptible:
                 continue
-            ticket = None if group.head is None else oldest_of(group, group.head)
+            ticket = longest_of(group)
             while ticket is not None and wanted < most and now >= self._warned_at(group, ticket):
                 wanted += 1
                 ticket = None if ticket.behind is None else oldest_of(group, ticket.behind)

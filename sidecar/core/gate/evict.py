@@ -25,6 +25,15 @@ def oldest_of(group: Group, ticket: Ticket) -> Ticket | None:
     return None
 
 
+def longest_of(group: Group) -> Ticket | None:
+    """Who of a class has waited longest of those that do not go after all others; behind very many of a flood who of
+    them is next. None: no one."""
+    if group.head is None:
+        return None
+    oldest = oldest_of(group, group.head)
+    return group.first().head if oldest is None and group.has_within() else oldest
+
+
 def victims_of(standing: Standing, lane: Lane, wanted: int, only_behind: bool) -> list[Ticket]:
     """Who of a class is to make room: of the tenant that runs most, for its weight, the newest; up to so many.
     `only_behind`: of those that go after all others."""

@@ -19,6 +19,7 @@ from sidecar.core.gate.admit import (
     Ticket,
     TurnedAway,
 )
+from sidecar.core.gate.evict import PASSED
 from sidecar.core.gate.headroom import is_kept
 from sidecar.core.gate.parts import Parts
 from sidecar.core.gate.turns import EVICTED, LEFT, OUT, QUEUED, RUNNING
@@ -604,6 +605,23 @@ def test_those_behind_are_evicted_first_and_have_nobody_evicted() -> None:
     assert [ticket for ticket, _ in world.away()] == [flood[1]]
     world.leave(flood[1], 0)
     assert world.turns() == [voice] and small[0].state == RUNNING
+
+
+def test_however_many_of_a_flood_wait_before_it_a_voice_has_room_made() -> None:
+    world = World(4, admission=FAIR)
+    flood = [world.come("batch", "flood", 5000) for _ in range(2)]
+    for number in range(2):
+        world.come("batch", f"small{number}", 10)
+    for _ in range(PASSED + 10):
+        world.come("voice", "flood")
+    voices = [world.come("voice", "v"), world.come("voice", "w")]
+    for _ in range(PASSED + 10):
+        world.come("voice", "flood")
+    world.now += 0.2
+    assert [ticket for ticket, _ in world.away()] == [flood[1], flood[0]]
+    for ticket in flood:
+        world.leave(ticket)
+    assert world.turns() == voices
 
 
 def test_in_a_full_queue_those_behind_give_way_whatever_their_class() -> None:
