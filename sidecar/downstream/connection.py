@@ -67,6 +67,7 @@ class ClientConnection:
         "_request",
         "_scheme",
         "_timer",
+        "_timer_at",
         "_transport",
         "_tunnel",
         "_upload_paused",
@@ -94,6 +95,7 @@ class ClientConnection:
         self._request: Request | None = None
         self._refusal: Refusal | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._heard_at = 0.0
         self._head_began_at: float | None = None
         self._paused_at: float | None = None
@@ -122,7 +124,7 @@ class ClientConnection:
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self.loopback = came_by_loopback(peer, transport.get_extra_info("sockname"))
         self._heard_at = self._clock()
-        self._timer = self._loop.call_later(self._pipeline.idle_client_s(), self._on_timer)
+        self._arm(self._heard_at + self._pipeline.idle_client_s())
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._clock()
@@ -433,13 +435,18 @@ class ClientConnection:
             return
         self._loop.call_later(_LOOK_S, self._look, sock)
 
+    def _arm(self, due: float) -> None:
+        # Kept here: uvloop's handle of what is due within the millisecond cannot tell when it is.
+        self._timer_at = due
+        self._timer = self._loop.call_at(due, self._on_timer)
+
     def _on_timer(self) -> None:
         # One lazy timer per connection: it fires at most one idle period from now and looks at what is due.
         now = self._clock()
-        grace = 0.0 if self._timer is None or self._listening else grace_s(now - self._timer.when())
+        grace = 0.0 if self._listening else grace_s(now - self._timer_at)
         self._listening = grace > 0.0
         if self._listening:
-            self._timer = self._loop.call_at(now + grace, self._on_timer)
+            self._arm(now + grace)
             return
         idle_s = self._pipeline.idle_client_s()
         due = now + idle_s
@@ -469,10 +476,10 @@ class ClientConnection:
                     self._transport.abort()  # its last reply was never read
                 elif began is None and not self._parser.requests:
                     self._transport.close()
-                    self._timer = self._loop.call_at(now + idle_s, self._on_timer)
+                    self._arm(now + idle_s)
                 else:
                     self._refuse_connection(Refusal(Reason.CLIENT_TIMEOUT, "the request did not come whole in time"))
                     self._parser.requests.clear()
                     self._pump()
                 return
-        self._timer = self._loop.call_at(due, self._on_timer)
+        self._arm(due)

@@ -232,6 +232,42 @@ def test_what_a_client_said_while_the_loop_stood_still_is_heard(began: bytes) ->
     assert statuses(desk.written) == [200]
 
 
+class Curt:
+    """As uvloop is with what is due within the millisecond: its handle can be cancelled and tells nothing."""
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self.cancel = timer.cancel
+
+
+class CurtLoop:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.time = clock.time
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Curt:
+        return Curt(self._clock.call_at(when, callback))
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Curt:
+        return self.call_at(self._clock.now + delay, callback)
+
+
+def test_a_deadline_needs_nothing_of_its_timer_but_that_it_comes() -> None:
+    desk = Desk()
+    other = ClientConnection(
+        desk.bench.pipeline,
+        cast(asyncio.AbstractEventLoop, CurtLoop(desk.clock)),
+        desk.connections,
+        scheme=b"http",
+        trusted=False,
+    )
+    transport = FakeTransport(other)
+    other.connection_made(transport)
+    other.data_received(request()[:-1])
+    desk.clock.now += IDLE_S + 5.0
+    desk.clock.advance(GRACE_S + 0.01)
+    assert statuses(transport.written) == [408]
+
+
 @pytest.mark.parametrize("began", [b"", request()[:-1], chat()[:-1]], ids=["idle", "half a head", "half a body"])
 @pytest.mark.parametrize("holds", [1, 2, 3])
 def test_a_client_silent_after_the_loop_stood_still_is_out_of_time(began: bytes, holds: int) -> None:

@@ -157,9 +157,11 @@ async def test_an_error_before_the_first_token_goes_elsewhere(stream: bool) -> N
             service(triton(bad, version="a"), triton(good, version="b"), retry=Retry(attempts=2, budget_min=100))
         ) as proxy,
     ):
-        for _ in range(8):
+        for _ in range(64):  # a version is drawn by lot
             got = await proxy.once(completion(stream=stream))
             assert got.status == 200
+            if bad.requests:
+                break
         assert bad.requests
     assert b"tok2" in got.body
 
