@@ -655,8 +655,10 @@ async def test_a_request_moves_from_one_kind_of_engine_to_another(stream: bool) 
         Upstream(plays(*WORDS)) as second,
         sidecar(service(endpoint(first), triton(second), retry=Retry(attempts=3, budget_min=100))) as proxy,
     ):
-        for _ in range(8):
+        for _ in range(64):  # who is asked is drawn by lot
             got = await proxy.once(completion(stream=stream))
             assert got.status == 200
             assert got.body.count(b"tok2") == 1
+            if first.requests:
+                break
         assert first.requests
